@@ -1,0 +1,47 @@
+"""Masked diffusion text generation in the manner of transformers and diffusers."""
+
+from importlib import import_module
+
+from diffusers.pipelines import pipeline_loading_utils
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from .models.configuration_diffusion_bert import DiffusionBertConfig
+from .models.modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
+
+__version__ = "0.1.0"
+
+# Public names by submodule, imported when first asked for.
+_SUBMODULES = {
+    "data.packing": ["pack_texts"],
+    "data.special_tokens": ["maskable_tokens", "token_settings"],
+    "data.token_counts": ["count_tokens"],
+    "losses": ["continuous_time_bound", "discrete_time_bound"],
+    "models.sparse_head": ["HiddenStateCache", "logits_at"],
+    "pipelines.pipeline_output": ["TextDiffusionPipelineOutput"],
+    "pipelines.pipeline_text_diffusion": ["TextDiffusionPipeline"],
+    "schedulers.scheduling_absorbing_state": ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"],
+}
+_SUBMODULE_OF = {name: module for module, names in _SUBMODULES.items() for name in names}
+
+__all__ = sorted(["DiffusionBertConfig", "DiffusionBertForMaskedDiffusion", "__version__", *_SUBMODULE_OF])
+
+AutoConfig.register(DiffusionBertConfig.model_type, DiffusionBertConfig)
+AutoModelForMaskedLM.register(DiffusionBertConfig, DiffusionBertForMaskedDiffusion)
+
+# diffusers loads a component from `model_index.json` only if it knows its class.
+_LOADABLE = {
+    name: ["save_pretrained", "from_pretrained"]
+    for name in ("AbsorbingStateScheduler", "DiffusionBertForMaskedDiffusion")
+}
+pipeline_loading_utils.LOADABLE_CLASSES["diffusers_text"] = _LOADABLE
+pipeline_loading_utils.ALL_IMPORTABLE_CLASSES.update(_LOADABLE)
+
+
+def __getattr__(name):
+    if name not in _SUBMODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_SUBMODULE_OF[name]}"), name)
+
+
+def __dir__():
+    return __all__

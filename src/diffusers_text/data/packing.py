@@ -1,0 +1,51 @@
+"""Fixed-length training rows out of texts of any length."""
+
+from collections.abc import Iterable
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .special_tokens import terminator_id
+
+
+def pack_texts(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> torch.LongTensor:
+    r"""
+    Joins texts, a terminator after each, and cuts them into rows that begin with the start token, as MDLM does. The remainder
+    that does not fill a row is dropped.
+
+    Args:
+        texts (iterable of `str`): the corpus, in order.
+        tokenizer: its tokenizer.
+        max_length (`int`): length of a row in tokens, the start token included.
+
+    Returns:
+        `torch.LongTensor` of shape `[rows, max_length]`.
+
+    Raises:
+        ValueError: the corpus does not fill one row, or `max_length < 2`.
+
+    Example:
+
+    ```python
+    >>> rows = pack_texts(["We agree.", "No.", "Yes."], tokenizer, max_length=6)
+    >>> tokenizer.batch_decode(rows)
+    ['[CLS] we agree. [SEP] no', '[CLS]. [SEP] yes. [SEP]']
+    ```
+    """
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
+        raise ValueError(f"`max_length` must be an integer >= 2, got {max_length!r}.")
+    texts = list(texts)
+    start = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+    terminator = terminator_id(tokenizer)
+    id_lists = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] if texts else []
+    stream = torch.tensor(
+        [i for ids in id_lists for i in (ids if terminator is None else [*ids, terminator])], dtype=torch.long
+    )
+    body = max_length - (start is not None)
+    if len(stream) < body:
+        raise ValueError(f"The corpus has {len(stream)} tokens, too few for one row of `max_length` {max_length}.")
+    rows = stream[: len(stream) // body * body].view(-1, body)
+    return rows if start is None else torch.cat([rows.new_full((len(rows), 1), start), rows], dim=1)
+
+
+__all__ = ["pack_texts"]

@@ -1,0 +1,77 @@
+"""Which tokens of a tokenizer take part in diffusion."""
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+
+def terminator_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that ends a text: end-of-sequence, else the separator; None when the tokenizer has neither."""
+    return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+
+
+def check_mask_token(tokenizer: PreTrainedTokenizerBase):
+    """Raises unless the tokenizer has a mask token."""
+    if tokenizer.mask_token_id is None:
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no mask token, which masked diffusion needs: call"
+            " `tokenizer.add_special_tokens({'mask_token': '[MASK]'})` and"
+            " `model.resize_token_embeddings(len(tokenizer))`, then train."
+        )
+
+
+def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
+    r"""
+    The scheduler settings that follow from a tokenizer.
+
+    Args:
+        tokenizer: with a mask token.
+
+    Returns:
+        `dict`: `mask_token_id`, `vocab_size` and `suppressed_token_ids` (all special tokens but the mask token and the
+        terminator) of [`AbsorbingStateScheduler`].
+
+    Raises:
+        ValueError: the tokenizer has no mask token.
+
+    Example:
+
+    ```python
+    >>> from diffusers_text import AbsorbingStateScheduler, token_settings
+
+    >>> scheduler = AbsorbingStateScheduler(**token_settings(tokenizer), schedule="cosine")
+    ```
+    """
+    check_mask_token(tokenizer)
+    sampled = {tokenizer.mask_token_id, terminator_id(tokenizer)}
+    return {
+        "mask_token_id": tokenizer.mask_token_id,
+        "vocab_size": len(tokenizer),
+        "suppressed_token_ids": sorted(set(tokenizer.all_special_ids) - sampled),
+    }
+
+
+def maskable_tokens(input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerBase) -> torch.BoolTensor:
+    r"""
+    Which tokens are noised, counted and scored: all but those at the start of a text (CLS, else BOS) and padding.
+
+    Args:
+        input_ids (`torch.LongTensor` of any shape): token ids.
+        tokenizer: the tokenizer they come from.
+
+    Returns:
+        `torch.BoolTensor` of the same shape.
+
+    Example:
+
+    ```python
+    >>> input_ids = tokenizer(["We agree.", "No."], padding=True, return_tensors="pt").input_ids
+    >>> maskable_tokens(input_ids, tokenizer).sum(dim=1)  # words, full stop and [SEP]
+    tensor([4, 3])
+    ```
+    """
+    start = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+    fixed = [i for i in (start, tokenizer.pad_token_id) if i is not None and i != terminator_id(tokenizer)]
+    return ~torch.isin(input_ids, torch.tensor(fixed, dtype=torch.long, device=input_ids.device))
+
+
+__all__ = ["check_mask_token", "maskable_tokens", "terminator_id", "token_settings"]

@@ -1,0 +1,157 @@
+"""The vocabulary head at chosen positions only, for any masked language model of transformers."""
+
+from contextlib import contextmanager
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile` and distributed wrappers."""
+    return extract_model_from_parallel(model, keep_torch_compile=False)
+
+
+def conditions_on_time(model: nn.Module) -> bool:
+    """Whether `model` wants `timesteps`: only [`DiffusionBertForMaskedDiffusion`] can."""
+    model = unwrap_model(model)
+    return isinstance(model, DiffusionBertForMaskedDiffusion) and model.config.time_conditioning != "none"
+
+
+def max_sequence_length(model: nn.Module) -> int:
+    """Longest sequence that `model` takes, special tokens included, in tokens."""
+    model = unwrap_model(model)
+    if isinstance(model, DiffusionBertForMaskedDiffusion):
+        return model.max_sequence_length
+    # RoBERTa and its kin start counting positions after the padding index.
+    offsets = [
+        module.padding_idx + 1
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
+    ]
+    return model.config.max_position_embeddings - max(offsets, default=0)
+
+
+def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.Tensor:
+    r"""
+    Logits of a masked language model at flat positions; the vocabulary head sees no other.
+
+    [`DiffusionBertForMaskedDiffusion`] takes positions itself. Other `AutoModelForMaskedLM` models swallow arguments
+    they do not know, so a forward hook on their `base_model`, in place during the call, hands the head those rows.
+
+    Args:
+        model: the model, possibly compiled or wrapped for several devices.
+        positions (`torch.LongTensor` of shape `[n]`): flat indices over `batch * seq`.
+        inputs: keyword arguments of the model's forward: `input_ids`, `attention_mask`, `timesteps`, ...
+
+    Returns:
+        `torch.Tensor` of shape `[n, vocab]`.
+
+    Raises:
+        ValueError: `timesteps` for a model that does not condition on time.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from transformers import DistilBertConfig, DistilBertForMaskedLM
+    >>> from diffusers_text import logits_at
+
+    >>> model = DistilBertForMaskedLM(DistilBertConfig(vocab_size=50, dim=16, hidden_dim=32, n_layers=1, n_heads=2))
+    >>> logits_at(model, torch.tensor([2, 9]), input_ids=torch.randint(50, (2, 8))).shape
+    torch.Size([2, 50])
+    ```
+    """
+    if isinstance(unwrap_model(model), DiffusionBertForMaskedDiffusion):
+        return model(**inputs, positions_to_predict=positions).logits
+    if "timesteps" in inputs:
+        raise ValueError(f"`timesteps` were passed, but {type(unwrap_model(model)).__name__} does not condition on time.")
+    with _hidden_states_replaced(model, lambda states: states.flatten(0, 1)[positions][None]):  # [1, n, hidden]
+        return model(**inputs).logits[0]
+
+
+class HiddenStateCache:
+    r"""
+    Keeps the hidden states of a time-agnostic model's rows, so that a row that has not changed runs only the head again.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from transformers import DistilBertConfig, DistilBertForMaskedLM
+    >>> from diffusers_text import HiddenStateCache
+
+    >>> model = DistilBertForMaskedLM(DistilBertConfig(vocab_size=50, dim=16, hidden_dim=32, n_layers=1, n_heads=2))
+    >>> input_ids = torch.randint(50, (2, 8))
+    >>> cache = HiddenStateCache()
+    >>> cache.logits_at(model, torch.tensor([2, 9]), input_ids).shape
+    torch.Size([2, 50])
+    >>> cache.logits_at(model, torch.tensor([3]), input_ids).shape  # runs the head only
+    torch.Size([1, 50])
+    ```
+    """
+
+    def __init__(self):
+        self.input_ids = None  # [batch, seq], as last encoded; -1 in a row that never was
+        self.hidden_states = None  # [batch, seq, hidden]
+
+    def logits_at(self, model, positions, input_ids, attention_mask=None) -> torch.Tensor:
+        """
+        Logits `[n, vocab]` at flat `positions` [n] of `input_ids` [batch, seq]; encodes the rows among them whose ids
+        differ from the last call's.
+        """
+        if self.input_ids is None:
+            self.input_ids = torch.full_like(input_ids, -1)
+        changed = (input_ids != self.input_ids).any(dim=1)
+        rows = torch.unique(positions.to(input_ids.device) // input_ids.shape[1])
+        rows = rows[changed[rows]]
+        self.input_ids[rows] = input_ids[rows]
+
+        def update_and_gather(states):
+            if self.hidden_states is None:
+                self.hidden_states = states.new_zeros(len(input_ids), *states.shape[1:])
+            if len(rows):
+                self.hidden_states[rows] = states
+            return self.hidden_states.flatten(0, 1)[positions][None]  # [1, n, hidden]
+
+        with _hidden_states_replaced(model, update_and_gather):
+            if len(rows):
+                return model(input_ids=input_ids[rows], attention_mask=_rows(attention_mask, rows)).logits[0]
+            with _encoder_skipped(model, self.hidden_states):
+                return model(input_ids=input_ids[:1], attention_mask=_rows(attention_mask, slice(1))).logits[0]
+
+
+def _rows(attention_mask, rows):
+    return None if attention_mask is None else attention_mask[rows]
+
+
+@contextmanager
+def _hidden_states_replaced(model, replace):
+    """While open, the head of `model` gets `replace(last_hidden_state)` from the encoder."""
+    handle = unwrap_model(model).base_model.register_forward_hook(
+        lambda module, args, output: BaseModelOutput(last_hidden_state=replace(output[0]))
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _encoder_skipped(model, hidden_states):
+    """While open, the encoder of `model` returns `hidden_states` without running. Hooks on the model itself still do."""
+    encoder = unwrap_model(model).base_model
+    own_forward = vars(encoder).get("forward")  # accelerate puts one there when it offloads
+    encoder.forward = lambda *args, **kwargs: BaseModelOutput(last_hidden_state=hidden_states)
+    try:
+        yield
+    finally:
+        del encoder.forward
+        if own_forward is not None:
+            encoder.forward = own_forward
+
+
+__all__ = ["HiddenStateCache", "conditions_on_time", "logits_at", "max_sequence_length", "unwrap_model"]

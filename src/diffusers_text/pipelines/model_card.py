@@ -1,0 +1,82 @@
+"""The model card of a pushed pipeline."""
+
+from huggingface_hub import ModelCard, ModelCardData
+
+TEMPLATE = """
+---
+{card_data}
+---
+
+# {name}
+
+A masked diffusion model for text, made with [diffusers-text](https://pypi.org/project/diffusers-text/).
+
+## Usage
+
+```python
+from diffusers_text import TextDiffusionPipeline
+
+pipe = TextDiffusionPipeline.from_pretrained("{repo_id}")
+print(pipe(num_texts_per_prompt=2, gen_length={gen_length}).texts)
+print(pipe("The {mask} of this text was {mask}.").texts)
+```
+
+## Model
+
+| | |
+|---|---|
+| denoiser | {model} |
+| time conditioning | {time_conditioning} |
+| parameters | {parameters} |
+| noise schedule | {schedule} |
+
+## Training data
+
+{data}
+
+## License
+
+{license}
+"""
+
+
+def create_model_card(pipe, repo_id: str, license: str | None, datasets: str | list[str] | None) -> ModelCard:
+    """
+    The card of a [`TextDiffusionPipeline`].
+
+    Args:
+        pipe ([`TextDiffusionPipeline`]): what is described.
+        repo_id (`str`): where it is loaded from.
+        license (`str`, *optional*): identifier of the licence on the Hub.
+        datasets (`str` or `list[str]`, *optional*): ids of the training data on the Hub.
+    """
+    config = pipe.scheduler.config
+    card_data = ModelCardData(
+        library_name="diffusers-text",
+        pipeline_tag="text-generation",
+        license=license,
+        datasets=datasets,
+        tags=["text-diffusion", "masked-diffusion", "diffusers-text"],
+    )
+    schedule = config.schedule
+    if schedule == "spindle":
+        schedule += f" (lambda {config.spindle_lambda}, {config.spindle_information}, {config.spindle_mean} mean)"
+    names = [datasets] if isinstance(datasets, str) else datasets or []
+    data = ", ".join(f"`{name}`" for name in names) or "Not stated."
+    if config.corpus is not None:
+        data += f" Token frequencies were counted on {config.corpus}."
+    return ModelCard(
+        TEMPLATE.format(
+            card_data=card_data.to_yaml(),
+            name=repo_id.split("/")[-1],
+            repo_id=repo_id,
+            gen_length=config.gen_length,
+            mask=pipe.tokenizer.mask_token,
+            model=f"`{type(pipe.model).__name__}`",
+            time_conditioning=getattr(pipe.model.config, "time_conditioning", "none"),
+            parameters=f"{pipe.model.num_parameters() / 1e6:.1f} M",
+            schedule=schedule,
+            data=data,
+            license=license or "Not stated.",
+        ).lstrip()
+    )

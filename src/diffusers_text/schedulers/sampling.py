@@ -1,0 +1,91 @@
+"""What every scheduler needs to draw tokens: uniforms from the caller's generator, shaped distributions, exact draws."""
+
+import torch
+
+
+def precise_dtype(device: torch.device | str) -> torch.dtype:
+    """float64, or float32 on MPS, which has nothing finer."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
+    r"""
+    Uniform numbers in [0, 1), `counts[i]` of them for row `i`, one row after another.
+
+    Args:
+        counts (`list[int]`): how many numbers each row needs.
+        generator (`torch.Generator` or list of them, *optional*): one for all rows, or one for each, so that a row's
+            numbers depend on neither the other rows nor padding. They are drawn on the generator's device and moved.
+
+    Returns:
+        `torch.Tensor` of shape `[sum(counts)]`.
+    """
+    dtype = precise_dtype(device)
+    if isinstance(generator, list):
+        drawn = [torch.rand(n, generator=g, device=g.device, dtype=dtype) for n, g in zip(counts, generator, strict=True)]
+        return torch.cat([numbers.to(device) for numbers in drawn])
+    source = device if generator is None else generator.device
+    return torch.rand(sum(counts), generator=generator, device=source, dtype=dtype).to(device)
+
+
+def check_generator(generator, batch_size: int):
+    """Raises unless `generator` is None, a `torch.Generator`, or a list of `batch_size` of them."""
+    generators = generator if isinstance(generator, list) else [generator]
+    if isinstance(generator, list) and len(generator) != batch_size:
+        raise ValueError(f"`generator` has {len(generator)} generators for {batch_size} rows; pass one, or one a row.")
+    for one in generators:
+        if not isinstance(one, torch.Generator) and (one is not None or isinstance(generator, list)):
+            raise ValueError(f"`generator` must be a torch.Generator or a list of them, got {type(one).__name__}.")
+
+
+def check_shaping(temperature, top_k, top_p):
+    """Raises unless the three arguments of [`shape_logits`] are in range."""
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
+        raise ValueError(f"`temperature` must be a number >= 0, got {temperature!r}.")
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"`top_k` must be None or an integer >= 1, got {top_k!r}.")
+    if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1):
+        raise ValueError(f"`top_p` must be None or a number in (0, 1], got {top_p!r}.")
+
+
+def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    r"""
+    Temperature, then top-k, then top-p, in the order of transformers; ruled-out tokens get -inf.
+
+    Args:
+        logits (`torch.Tensor` of shape `[n, vocab]`): unnormalised log-probabilities.
+        temperature (`float`): divides the logits; 0 leaves only the argmax.
+        top_k (`int`, *optional*): keep that many of the most probable tokens.
+        top_p (`float`, *optional*): keep the fewest most probable tokens whose mass reaches `top_p`.
+    """
+    if temperature == 0:
+        argmax = logits.argmax(dim=-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, argmax, 0.0)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        values, tokens = logits.topk(top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter_(-1, tokens, values)
+    if top_p is not None and top_p < 1:
+        values, tokens = logits.sort(dim=-1, descending=True)
+        probs = values.softmax(dim=-1)
+        values = values.masked_fill(probs.cumsum(dim=-1) - probs >= top_p, -torch.inf)
+        logits = torch.full_like(logits, -torch.inf).scatter_(-1, tokens, values)
+    return logits
+
+
+def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.LongTensor:
+    r"""
+    One token per row by inverting the cumulative distribution, exact down to the smallest probability that float64 holds.
+
+    Args:
+        logits (`torch.Tensor` of shape `[n, vocab]`): unnormalised log-probabilities, at least one finite in each row.
+        uniforms (`torch.Tensor` of shape `[n]`): numbers in [0, 1).
+
+    Returns:
+        `torch.LongTensor` of shape `[n]`.
+    """
+    cdf = logits.to(uniforms.dtype).softmax(dim=-1).cumsum(dim=-1)  # [n, vocab]
+    total = cdf[:, -1]
+    # Rounding must not carry the target to the total, where tokens without probability would answer.
+    target = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)

@@ -1,0 +1,548 @@
+"""Absorbing-state (masked) diffusion: forward noising, rates, and the exact reverse process."""
+
+from dataclasses import dataclass
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils import BaseOutput
+
+from .noise_schedules import NOISE_SCHEDULES, spindle_limit, spindle_offset, token_information
+from .sampling import check_shaping, draw_tokens, draw_uniforms, precise_dtype, shape_logits
+
+
+@dataclass
+class AbsorbingStateSchedulerOutput(BaseOutput):
+    """
+    Output of [`AbsorbingStateScheduler.step`].
+
+    Args:
+        prev_sample (`torch.LongTensor` of shape `[batch, seq]`):
+            The canvas at the next, cleaner time.
+        pred_original_sample (`torch.LongTensor` of shape `[batch, seq]`):
+            The canvas with every token that was drawn, revealed in this step or not.
+        pred_logits (`torch.Tensor`):
+            The denoiser's logits as they were passed.
+    """
+
+    prev_sample: torch.LongTensor
+    pred_original_sample: torch.LongTensor
+    pred_logits: torch.Tensor
+
+
+class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
+    r"""
+    Masked diffusion with the schedules of MDLM (arXiv 2406.07524) and DiffusionBERT's spindle (arXiv 2211.15029).
+
+    A token `x` is masked at time `t` in (0, 1] with probability `g_x(t)`; `t = 1` is fully masked. A masked position of the
+    reverse process takes token `k` on the way from `t` to `s < t` with probability `p_k u_k`, `u_k = 1 - g_k(s) / g_k(t)`,
+    where `p = softmax(logits + log g(t))`: Bayes' rule gives the prediction the factor `g_k(t)` (the tilt), which is
+    constant, and so nothing, unless the schedule depends on the token.
+
+    Deviations from DiffusionBERT: its `h` is clamped so that g is monotone, its mean is taken over the corpus by default, its
+    reverse step uses the token-dependent rates, and the tilt is on by default.
+
+    Args:
+        mask_token_id (`int`, *optional*):
+            Id of the mask token. [`TextDiffusionPipeline`] fills it in from its tokenizer.
+        vocab_size (`int`, *optional*):
+            Size of the tokenizer's vocabulary; ids beyond it are never sampled. Filled in likewise.
+        suppressed_token_ids (`list[int]`, *optional*):
+            Ids that are never sampled beside `mask_token_id`. Filled in likewise with all special tokens but the terminator.
+        schedule (`str`, defaults to `"linear"`):
+            `"linear"` (also under its MDLM name `"loglinear"`), `"cosine"`, `"polynomial"`, `"geometric"` or `"spindle"`.
+        power (`float`, defaults to 2.0): exponent of the polynomial schedule.
+        sigma_min, sigma_max (`float`, defaults to 1e-5 and 20): ends of the geometric schedule.
+        spindle_lambda (`float`, defaults to 0.3): strength of the spindle in [0, 1]; 0 is linear.
+        spindle_information (`str`, defaults to `"surprisal"`):
+            `"surprisal"` for the paper's `h`, `"log_count"` for that of its released code.
+        spindle_mean (`str`, defaults to `"corpus"`):
+            Mean information over the `"corpus"`, or over the `"sentence"` as in the paper. A sentence is the row without
+            `suppressed_token_ids`; the reverse process, which sees part of it, gives masked tokens the corpus mean.
+        token_counts (`list[int]` of length `vocab_size`, *optional*):
+            Occurrences of each token in the training corpus, from [`count_tokens`]; the spindle needs them.
+        corpus (`str`, *optional*): what `token_counts` was counted on, for the record.
+        tilt (`bool`, defaults to `True`): whether the prediction gets the factor `g_k(t)`; the paper has none.
+        gen_length (`int`, defaults to 64): text tokens that a pipeline generates by default.
+        temperature (`float`, defaults to 1.0), top_k (`int`, *optional*), top_p (`float`, *optional*):
+            Default shaping of `p` when sampling, in the meaning of [`~transformers.GenerationConfig`]; temperature 0 is argmax.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from diffusers_text import AbsorbingStateScheduler
+
+    >>> scheduler = AbsorbingStateScheduler(mask_token_id=4, schedule="cosine")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> times = scheduler.sample_timesteps(2, generator=generator)
+    >>> noisy = scheduler.add_noise(torch.tensor([[0, 1, 2], [3, 2, 1]]), times, generator=generator)
+
+    >>> sample = torch.full((1, 3), 4)
+    >>> scheduler.set_timesteps(8)
+    >>> for t in scheduler.timesteps:
+    ...     logits = torch.zeros(1, 3, 5)  # a model's logits of `sample`
+    ...     sample = scheduler.step(logits, t, sample, generator=generator).prev_sample
+    >>> bool((sample == 4).any())
+    False
+    ```
+    """
+
+    order = 1
+
+    @register_to_config
+    def __init__(
+        self,
+        mask_token_id: int | None = None,
+        vocab_size: int | None = None,
+        suppressed_token_ids: list[int] | None = None,
+        schedule: str = "linear",
+        power: float = 2.0,
+        sigma_min: float = 1e-5,
+        sigma_max: float = 20.0,
+        spindle_lambda: float = 0.3,
+        spindle_information: str = "surprisal",
+        spindle_mean: str = "corpus",
+        token_counts: list[int] | None = None,
+        corpus: str | None = None,
+        tilt: bool = True,
+        gen_length: int = 64,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ):
+        self._check_config()
+        self.noise = NOISE_SCHEDULES[schedule]
+        self.token_dependent = self.noise.slope is not None
+        self._min_offset = None
+        if self.token_dependent:
+            self._information, self._corpus_mean = token_information(token_counts, spindle_information)
+            self._min_offset = self._smallest_offset()
+        self.set_timesteps(None)
+
+    def _check_config(self):
+        config = self.config
+        for name in ("mask_token_id", "vocab_size", "gen_length"):
+            value, least = config[name], 0 if name == "mask_token_id" else 1
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"`{name}` must be an integer >= {least}, got {value!r}.")
+        for name, allowed in (
+            ("schedule", list(NOISE_SCHEDULES)),
+            ("spindle_information", ["surprisal", "log_count"]),
+            ("spindle_mean", ["corpus", "sentence"]),
+        ):
+            if config[name] not in allowed:
+                raise ValueError(f"`{name}` must be one of {allowed}, got {config[name]!r}.")
+        if not 0 <= config.spindle_lambda <= 1:
+            raise ValueError(f"`spindle_lambda` must lie in [0, 1], got {config.spindle_lambda!r}.")
+        if not config.power > 0:
+            raise ValueError(f"`power` must be > 0, got {config.power!r}.")
+        if not 0 < config.sigma_min < config.sigma_max:
+            raise ValueError(f"0 < sigma_min < sigma_max must hold, got {config.sigma_min!r} and {config.sigma_max!r}.")
+        check_shaping(config.temperature, config.top_k, config.top_p)
+        counts = config.token_counts
+        if counts is None:
+            if NOISE_SCHEDULES[config.schedule].slope is not None:
+                raise ValueError(
+                    f"`schedule={config.schedule!r}` needs `token_counts`: pass"
+                    " `token_counts=count_tokens(dataset, tokenizer)`."
+                )
+        elif not isinstance(counts, list) or not all(type(n) is int and n >= 0 for n in counts) or not any(counts):
+            raise ValueError("`token_counts` must be a list of integers >= 0, not all 0, as `count_tokens` returns it.")
+        elif config.vocab_size is not None and len(counts) != config.vocab_size:
+            raise ValueError(
+                f"`token_counts` has {len(counts)} entries for a vocabulary of {config.vocab_size}: call"
+                " `count_tokens(dataset, tokenizer)` with this model's tokenizer."
+            )
+
+    def __repr__(self):
+        shown = {k: v for k, v in self.config.items() if not k.startswith("_")}
+        if shown["token_counts"] is not None:
+            shown["token_counts"] = f"<{len(shown['token_counts'])} counts>"
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    # --- Forward process ---
+
+    @property
+    def mask_token_id(self) -> int:
+        """Id of the mask token; an error when the config has none."""
+        if self.config.mask_token_id is None:
+            raise ValueError("`mask_token_id` is None: build the scheduler with `mask_token_id=tokenizer.mask_token_id`.")
+        return self.config.mask_token_id
+
+    def mask_probability(self, timesteps: torch.Tensor, input_ids: torch.LongTensor | None = None) -> torch.Tensor:
+        r"""
+        The probability `g` that a token is masked.
+
+        Args:
+            timesteps (`torch.Tensor` of shape `[batch]`): times in [0, 1].
+            input_ids (`torch.LongTensor` of shape `[batch, seq]`, *optional*): clean tokens, for a token-dependent schedule.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, 1]`, or `[batch, seq]` for a token-dependent schedule.
+        """
+        return self.g_at(timesteps[:, None], self.token_offsets(input_ids, input_ids))
+
+    def unmasking_rate(self, timesteps: torch.Tensor, input_ids: torch.LongTensor | None = None) -> torch.Tensor:
+        """The rate `r = g'(t) / g(t)` at which masked tokens are revealed; arguments and shape of [`mask_probability`]."""
+        return self.rate_at(timesteps[:, None], self.token_offsets(input_ids, input_ids))
+
+    # The three functions that training, bound and sampling share. `offsets` are the tokens' h, broadcast against the times,
+    # or None for a schedule that treats all tokens alike.
+
+    def g_at(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
+        """g(t) = base(t) + slope(t) h."""
+        return self._g_and_derivative(t, offsets)[0]
+
+    def rate_at(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
+        """r(t) = g'(t) / g(t)."""
+        g, derivative = self._g_and_derivative(t, offsets)
+        return derivative / g
+
+    def stay_probability(self, t: torch.Tensor, s: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
+        """v = g(s) / g(t): the probability that a position masked at `t` still is at `s < t`."""
+        return self.g_at(s, offsets) / self.g_at(t, offsets)
+
+    def _g_and_derivative(self, t, offsets):
+        base, base_derivative = self.noise.base(t, self.config)
+        if not self.token_dependent:
+            return base, base_derivative
+        slope, slope_derivative = self.noise.slope(t, self.config)
+        return base + slope * offsets, base_derivative + slope_derivative * offsets
+
+    def token_offsets(self, token_ids: torch.LongTensor | None, context: torch.LongTensor) -> torch.Tensor | None:
+        r"""
+        The `h` of tokens: how early the spindle masks them. None for a schedule that treats all tokens alike.
+
+        Args:
+            token_ids (`torch.LongTensor` of shape `[batch or 1, m]`): the tokens.
+            context (`torch.LongTensor` of shape `[batch, seq]`):
+                The rows whose mean information counts with `spindle_mean="sentence"`, clean or partly masked.
+        """
+        if not self.token_dependent:
+            return None
+        if token_ids is None:
+            raise ValueError(f"`input_ids` are required: the schedule {self.config.schedule!r} depends on the token.")
+        information = self._information_of(token_ids)
+        return spindle_offset(
+            information, self._mean_information(context), self.config.spindle_information, self.config.spindle_lambda
+        )
+
+    def vocabulary_offsets(self, vocab_size: int, context: torch.LongTensor) -> torch.Tensor | None:
+        """[`token_offsets`] of all ids up to `vocab_size`: `[1, vocab]`, or `[batch, vocab]` with the sentence mean."""
+        return self.token_offsets(torch.arange(vocab_size, device=context.device)[None], context)
+
+    def _information_of(self, token_ids):
+        self._information = self._information.to(token_ids.device, precise_dtype(token_ids.device))
+        known = len(self._information)
+        # A head padded beyond the tokenizer has columns without counts: tokens that never occur.
+        unseen = self._information.max()
+        return torch.where(token_ids < known, self._information[token_ids.clamp_max(known - 1)], unseen)
+
+    def _mean_information(self, context):
+        if self.config.spindle_mean == "corpus":
+            return self._corpus_mean.item()
+        left_out = torch.tensor(self.config.suppressed_token_ids or [], device=context.device)
+        counted = ~torch.isin(context, left_out)
+        masked = context == self.config.mask_token_id
+        information = self._information_of(context).masked_fill(masked, self._corpus_mean.item())
+        lengths = counted.sum(dim=1, keepdim=True)
+        mean = (information * counted).sum(dim=1, keepdim=True) / lengths
+        return mean.masked_fill(lengths == 0, self._corpus_mean.item())  # [batch, 1]
+
+    def _smallest_offset(self) -> float:
+        """The smallest `h` among tokens that can be sampled: at every time, no token is revealed faster."""
+        if self.config.spindle_mean == "sentence":
+            return -spindle_limit(self.config.spindle_lambda)
+        vocab_size = len(self.config.token_counts)
+        offsets = self.vocabulary_offsets(vocab_size, torch.empty(0, 0, dtype=torch.long))[0]
+        return offsets[~self._suppressed(vocab_size, "cpu")].min().item()
+
+    def sample_timesteps(
+        self,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        num_steps: int | None = None,
+        time_epsilon: float = 0.0,
+    ) -> torch.Tensor:
+        r"""
+        Training times, each uniform on (0, 1] and together stratified: one random shift, and a random permutation of the
+        strata over rows, so that a row's time does not depend on its place (MDLM, arXiv 2406.07524, appendix C.3).
+
+        Args:
+            batch_size (`int`): number of times.
+            generator (`torch.Generator`, *optional*): source of randomness.
+            device (`torch.device`, *optional*): where the result lies; the generator's device by default.
+            num_steps (`int`, *optional*): round up to the grid `i / num_steps` of the discrete-time bound.
+            time_epsilon (`float`, defaults to 0): smallest time, a cut for training only; a reported bound has none.
+
+        Returns:
+            `torch.FloatTensor` of shape `[batch_size]`.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"`batch_size` must be an integer >= 1, got {batch_size!r}.")
+        if not 0 <= time_epsilon < 1:
+            raise ValueError(f"`time_epsilon` must lie in [0, 1), got {time_epsilon!r}.")
+        if num_steps is not None:
+            check_steps("num_steps", num_steps)
+        source = "cpu" if generator is None else generator.device
+        strata = torch.randperm(batch_size, generator=generator, device=source)
+        shift = torch.rand(1, generator=generator, device=source)
+        times = 1 - (strata + shift.double()) / batch_size
+        if num_steps is not None:
+            times = (times * num_steps).ceil() / num_steps
+        times = time_epsilon + (1 - time_epsilon) * times
+        return times.float().to(device or source)
+
+    def add_noise(
+        self,
+        sample: torch.LongTensor,
+        timesteps: torch.Tensor,
+        *,
+        maskable: torch.BoolTensor | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+    ) -> torch.LongTensor:
+        r"""
+        Draws from the forward process `q(z_t | x)`: each maskable token is masked with probability `g_x(t)`.
+
+        Args:
+            sample (`torch.LongTensor` of shape `[batch, seq]`): clean tokens.
+            timesteps (`torch.Tensor` of shape `[batch]`): times in [0, 1].
+            maskable (`torch.BoolTensor` of shape `[batch, seq]`, *optional*):
+                Positions that may be masked, all by default; see [`maskable_tokens`].
+            generator (`torch.Generator` or one a row, *optional*): source of randomness.
+
+        Returns:
+            `torch.LongTensor` of shape `[batch, seq]`.
+        """
+        _check_sample(sample)
+        if timesteps.shape != sample.shape[:1]:
+            raise ValueError(f"`timesteps` must have shape [{len(sample)}], got {list(timesteps.shape)}.")
+        uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device).view(sample.shape)
+        masked = uniforms < self.mask_probability(timesteps.to(uniforms), sample)
+        if maskable is not None:
+            masked = masked & maskable
+        return sample.masked_fill(masked, self.mask_token_id)
+
+    # --- Reverse process ---
+
+    def set_timesteps(self, num_inference_steps: int | None = None, device: torch.device | str | None = None):
+        r"""
+        Starts a new reverse process.
+
+        Args:
+            num_inference_steps (`int`, *optional*):
+                Number of steps T from time 1 to 0; None for continuous time, T = infinity. `timesteps` are then None.
+            device (`torch.device`, *optional*): where `timesteps` lie.
+        """
+        self.timesteps = None
+        if num_inference_steps is not None:
+            check_steps("num_inference_steps", num_inference_steps)
+            self.timesteps = 1 - torch.arange(num_inference_steps, device=device) / num_inference_steps
+        self.num_inference_steps = num_inference_steps
+        # Forward passes that the process takes, known after `next_positions` unless the schedule depends on the token.
+        self.num_forward_passes = None
+        # The plan lives on the CPU: [batch, seq] times at which masked positions are next proposed, 0 where nothing is
+        # planned, and [batch] times up to which each row has been played. Steps stand for themselves by their start.
+        self._events = None
+        self._now = None
+
+    def next_positions(
+        self, sample: torch.LongTensor, generator: torch.Generator | list[torch.Generator] | None = None
+    ) -> tuple[torch.LongTensor, torch.Tensor]:
+        r"""
+        Where the reverse process next needs the denoiser, and at which time.
+
+        Whether a position is revealed does not depend on the model when the schedule treats all tokens alike: it happens at the
+        time tau with `g(tau) = U`, U uniform. A token-dependent schedule reveals by thinning: positions are proposed as if
+        their token were the fastest one, and [`step`] accepts what was drawn with `u_k / u_max`. Each row jumps from one
+        of its events to the next, so rows stand at different times.
+
+        Args:
+            sample (`torch.LongTensor` of shape `[batch, seq]`): the canvas.
+            generator (`torch.Generator` or one a row, *optional*): source of randomness.
+
+        Returns:
+            Flat indices `[n]` over `batch * seq`, none when the canvas is finished, and the time of each row, `[batch]`: the start
+            of its step, or in continuous time its event's; 0 for a finished row. Both lie on the CPU.
+        """
+        _check_sample(sample)
+        masked = (sample == self.mask_token_id).cpu()
+        if self._events is None:
+            self._events = torch.zeros(masked.shape, dtype=torch.float64)
+            self._now = torch.ones(len(masked), dtype=torch.float64)
+        elif self._events.shape != masked.shape:
+            raise ValueError(
+                f"`sample` has shape {list(masked.shape)}, the process began with {list(self._events.shape)}: call"
+                " `set_timesteps` to start a new one."
+            )
+        self._events[~masked] = 0
+        unplanned = masked & (self._events == 0)
+        if unplanned.any():
+            self._events[unplanned] = self._draw_events(unplanned, generator)
+        row_times = self._events.amax(dim=1) if masked.numel() else self._now * 0
+        if self.num_forward_passes is None and not self.token_dependent:
+            self.num_forward_passes = max((len(row[row > 0].unique()) for row in self._events), default=0)
+        due = (self._events == row_times[:, None]) & masked
+        return due.flatten().nonzero().flatten(), row_times
+
+    def _draw_events(self, unplanned, generator):
+        """Times of the next proposals at `unplanned` positions [batch, seq], in row-major order, from each row's `_now`."""
+        rows = unplanned.nonzero()[:, 0]
+        now = self._now[rows]
+        uniforms = 1 - draw_uniforms(unplanned.sum(dim=1).tolist(), generator, "cpu")  # in (0, 1]
+        # No proposal in [tau, now) has probability g_min(tau) / g_min(now).
+        tau = self._time_of_level(uniforms * self.g_at(now, self._min_offset), now)
+        if self.num_inference_steps is None:
+            return tau
+        steps = self.num_inference_steps
+        return torch.minimum((tau * steps).floor() + 1, (now * steps).round()) / steps
+
+    def _time_of_level(self, level, latest):
+        """Solves `g_min(tau) = level` for tau in (0, latest] by Newton's method inside a shrinking bracket."""
+        low, high = torch.zeros_like(latest), latest.clone()
+        tau = latest * level
+        for _ in range(100):
+            g, derivative = self._g_and_derivative(tau, self._min_offset)
+            low, high = torch.where(g < level, tau, low), torch.where(g < level, high, tau)
+            newton = tau - (g - level) / derivative
+            inside = (newton >= low) & (newton <= high)  # False for a division by zero, too
+            following = torch.where(inside, newton, (low + high) / 2)
+            converged = (following - tau).abs() <= 1e-15 * tau
+            tau = following
+            if converged.all():
+                break
+        return tau
+
+    @torch.no_grad()
+    def step(
+        self,
+        logits: torch.Tensor,
+        timestep: torch.Tensor | float,
+        sample: torch.LongTensor,
+        *,
+        positions: torch.LongTensor | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        return_dict: bool = True,
+    ) -> AbsorbingStateSchedulerOutput | tuple:
+        r"""
+        One step of the reverse process.
+
+        Args:
+            logits (`torch.Tensor` of shape `[n, vocab]`, or `[batch, seq, vocab]` without `positions`):
+                The denoiser's logits for `sample`.
+            timestep (`torch.Tensor` of shape `[batch]` or scalar):
+                The times that [`next_positions`] gave, or without `positions` an element of `timesteps`.
+            sample (`torch.LongTensor` of shape `[batch, seq]`): the canvas at that time.
+            positions (`torch.LongTensor` of shape `[n]`, *optional*): what [`next_positions`] gave.
+            generator (`torch.Generator` or one a row, *optional*): source of randomness.
+            temperature, top_k, top_p (*optional*):
+                Shape `p` in place of the config's values, before it is decided which drawn tokens are revealed.
+            return_dict (`bool`, defaults to `True`): return an output class, or the tuple of its fields.
+
+        Returns:
+            [`AbsorbingStateSchedulerOutput`] or `tuple`.
+
+        Raises:
+            ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, or full logits in continuous time.
+        """
+        config = self.config
+        temperature = config.temperature if temperature is None else temperature
+        top_k, top_p = config.top_k if top_k is None else top_k, config.top_p if top_p is None else top_p
+        check_shaping(temperature, top_k, top_p)
+        _check_sample(sample)
+        batch_size, seq_len = sample.shape
+        times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").expand(batch_size)
+        starts = self._step_starts(times)  # [batch], None in continuous time
+        planned = positions is not None
+        if planned:
+            if logits.shape[:-1] != positions.shape:
+                raise ValueError(f"`logits` must have shape [{len(positions)}, vocab], got {list(logits.shape)}.")
+            model_logits, positions = logits, positions.cpu()
+        else:
+            if self.num_inference_steps is None:
+                raise ValueError("Continuous time (`set_timesteps(None)`) needs `positions`, from `next_positions`.")
+            if logits.shape[:-1] != sample.shape:
+                raise ValueError(f"`logits` must have shape {[*sample.shape]} + [vocab], got {list(logits.shape)}.")
+            positions = (sample == self.mask_token_id).flatten().nonzero().flatten().cpu()
+            model_logits = logits.flatten(0, 1)[positions]
+
+        rows = positions // seq_len
+        counts = torch.bincount(rows, minlength=batch_size).tolist()
+        certain = planned and not self.token_dependent  # the plan already decided that these are revealed
+        numbers = 1 if certain else 2
+        uniforms = draw_uniforms([numbers * n for n in counts], generator, sample.device).view(-1, numbers)
+        context = sample[rows]  # [n, seq]
+        log_p = shape_logits(self._log_prediction(model_logits, times[rows], context), temperature, top_k, top_p)
+        tokens = draw_tokens(log_p, uniforms[:, 0])  # [n]
+        flat_positions = positions.to(sample.device)
+        pred_original_sample = sample.flatten().index_copy(0, flat_positions, tokens)
+        if certain:
+            prev_sample = pred_original_sample
+        else:
+            chance = self._chance(tokens, context, times[rows], None if starts is None else starts[rows], planned)
+            kept = uniforms[:, 1] < chance
+            prev_sample = sample.flatten().index_copy(0, flat_positions, tokens.where(kept, self.mask_token_id))
+        if planned:
+            self._events.view(-1)[positions] = 0
+            self._now = (times if starts is None else starts).where(times > 0, self._now)
+
+        output = (prev_sample.view_as(sample), pred_original_sample.view_as(sample), logits)
+        return AbsorbingStateSchedulerOutput(*output) if return_dict else output
+
+    def _log_prediction(self, logits, times, context):
+        """Unnormalised log p_k [n, vocab] at `times` [n]: suppressed ids at -inf, tilted by log g_k(t)."""
+        log_p = logits.float().masked_fill(self._suppressed(logits.shape[-1], logits.device), -torch.inf)
+        if self.token_dependent and self.config.tilt:
+            offsets = self.vocabulary_offsets(logits.shape[-1], context).float()
+            log_p = log_p + self.g_at(times.to(log_p)[:, None], offsets).log()
+        return log_p
+
+    def _chance(self, tokens, context, times, starts, planned):
+        """The probability [n] with which drawn `tokens` are revealed: u_k, or of planned ones u_k / u_max."""
+        times = times.to(tokens.device, precise_dtype(tokens.device))
+        starts = None if starts is None else starts.to(times)
+
+        def intensity(offsets):
+            return self.rate_at(times, offsets) if starts is None else 1 - self.stay_probability(times, starts, offsets)
+
+        offsets = self.token_offsets(tokens[:, None], context)
+        drawn = intensity(None if offsets is None else offsets[:, 0])
+        return drawn / intensity(self._min_offset) if planned else drawn
+
+    def _step_starts(self, times):
+        """The next, cleaner times `s` [batch] of steps that begin at `times`; None in continuous time."""
+        if self.num_inference_steps is None:
+            return None
+        index = times * self.num_inference_steps
+        off_grid = (index - index.round()).abs() > 1e-3
+        if off_grid.any() or (index.round() > self.num_inference_steps).any() or (index.round() < 0).any():
+            raise ValueError(f"`timestep` must be one of `scheduler.timesteps`, got {times.tolist()}.")
+        return (index.round() - 1).clamp_min(0) / self.num_inference_steps
+
+    def _suppressed(self, vocab_size: int, device) -> torch.BoolTensor:
+        """Which of `vocab_size` ids are never sampled."""
+        suppressed = torch.zeros(vocab_size, dtype=torch.bool)
+        suppressed[[i for i in self.config.suppressed_token_ids or [] if i < vocab_size]] = True
+        if self.config.mask_token_id is not None and self.config.mask_token_id < vocab_size:
+            suppressed[self.config.mask_token_id] = True
+        if self.config.vocab_size is not None:
+            suppressed[self.config.vocab_size :] = True
+        return suppressed.to(device)
+
+
+def check_steps(name, steps):
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"`{name}` must be an integer >= 1, got {steps!r}.")
+
+
+def _check_sample(sample):
+    if not isinstance(sample, torch.Tensor) or sample.ndim != 2 or sample.dtype != torch.long:
+        raise ValueError("`sample` must be a LongTensor of shape [batch, seq].")
+
+
+__all__ = ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"]

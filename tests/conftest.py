@@ -1,0 +1,13 @@
+import os
+import sys
+from pathlib import Path
+
+# No test may depend on the network; the hub tests bring their own server.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+
+torch.set_num_threads(min(2, os.cpu_count()))
+sys.path.insert(0, str(Path(__file__).parent))

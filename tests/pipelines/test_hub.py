@@ -1,0 +1,154 @@
+"""Push and pull through the real huggingface_hub client, against a hub on this machine, in fresh processes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hub_server import running_hub
+from toys import COUNTS, toy_model, toy_tokenizer
+
+from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline
+
+
+@pytest.fixture
+def hub():
+    with running_hub() as server:
+        yield server
+
+
+@pytest.fixture
+def python(hub, tmp_path):
+    """Runs code in a fresh process that knows no other hub than this one."""
+
+    def run(code, home="home"):
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / home),
+            "HF_TOKEN": "hf_local",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "NO_PROXY": "127.0.0.1",
+            "OMP_NUM_THREADS": "2",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run
+
+
+def build(**kwargs):
+    scheduler = AbsorbingStateScheduler(schedule="spindle", token_counts=COUNTS, corpus="toys", gen_length=6)
+    return TextDiffusionPipeline(toy_model(**kwargs), toy_tokenizer(), scheduler)
+
+
+SAMPLE = """
+    import torch
+    texts = pipe(num_texts_per_prompt=3, generator=torch.Generator().manual_seed(0)).texts
+    print(texts)
+"""
+
+
+@pytest.mark.parametrize("conditioning", ["none", "layerwise"])
+def test_push_then_pull_gives_the_same_pipeline(conditioning, hub, python, tmp_path):
+    build(time_conditioning=conditioning).save_pretrained(tmp_path / "local")
+    pushed = python(
+        f"""
+    from diffusers_text import TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained({str(tmp_path / "local")!r})
+    pipe.push_to_hub("user/toy", license="apache-2.0", datasets=["user/prose"])
+    """
+        + SAMPLE
+    )
+    files = hub.files("user/toy")
+    assert set(files) >= {
+        "model_index.json",
+        "README.md",
+        "model/config.json",
+        "model/model.safetensors",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer.json",
+    }
+    assert all(token == "Bearer hf_local" for method, _, token in hub.requests if method == "POST")
+    card = files["README.md"].decode()
+    for part in ("license: apache-2.0", "user/prose", "spindle", "counted on toys", 'from_pretrained("user/toy")'):
+        assert part in card
+    pulled = python(
+        """
+    from diffusers_text import TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained("user/toy")
+    """
+        + SAMPLE,
+        home="elsewhere",
+    )
+    assert pulled == pushed
+
+
+def test_the_flat_layout_of_a_trainer_loads_from_the_hub_with_everything_beside_it(hub, python, tmp_path):
+    pipe = build()
+    flat = tmp_path / "flat"
+    pipe.model.save_pretrained(flat)
+    pipe.tokenizer.save_pretrained(flat)
+    pipe.scheduler.save_pretrained(flat)
+    pipe.save_config(flat)
+    for name in ("optimizer.pt", "ema.pt", "rng_state.pth", "trainer_state.json", "training_args.bin"):
+        (flat / name).write_bytes(b"{}")
+    local = python(
+        f"""
+    from diffusers_text import TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained({str(flat)!r})
+    """
+        + SAMPLE
+    )
+    pulled = python(
+        f"""
+    from huggingface_hub import create_repo, upload_folder
+    create_repo("user/flat")
+    upload_folder(repo_id="user/flat", folder_path={str(flat)!r})
+    from diffusers_text import TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained("user/flat")
+    """
+        + SAMPLE
+    )
+    assert pulled == local
+
+
+def test_components_push_and_pull_alone(hub, python, tmp_path):
+    build().save_pretrained(tmp_path / "local")
+    out = python(
+        f"""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+    from diffusers_text import AbsorbingStateScheduler, DiffusionBertForMaskedDiffusion, TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained({str(tmp_path / "local")!r})
+    pipe.model.push_to_hub("user/model")
+    pipe.scheduler.push_to_hub("user/scheduler")
+    pipe.tokenizer.push_to_hub("user/model")
+    model = AutoModelForMaskedLM.from_pretrained("user/model", revision="main", token="hf_local")
+    scheduler = AbsorbingStateScheduler.from_pretrained("user/scheduler")
+    again = TextDiffusionPipeline(model, AutoTokenizer.from_pretrained("user/model"), scheduler)
+    print(type(model).__name__, scheduler.config.token_counts == pipe.scheduler.config.token_counts)
+    import torch
+    calls = [p(num_texts_per_prompt=2, generator=torch.Generator().manual_seed(1)).texts for p in (pipe, again)]
+    print(calls[0] == calls[1])
+    """
+    )
+    assert out.split() == ["DiffusionBertForMaskedDiffusion", "True", "True"]
+
+
+def test_a_card_that_is_there_is_kept(hub, python, tmp_path):
+    build().save_pretrained(tmp_path / "local")
+    hub.repos["user/toy"] = {"main": {"README.md": b"# written by hand"}}
+    python(
+        f"""
+    from diffusers_text import TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained({str(tmp_path / "local")!r})
+    pipe.save_pretrained("again", push_to_hub=True, repo_id="user/toy")
+    """
+    )
+    assert hub.files("user/toy")["README.md"] == b"# written by hand"
+    assert "model/model.safetensors" in hub.files("user/toy")

@@ -1,0 +1,293 @@
+"""The scheduler as a component: times, noise, plans, configs, errors."""
+
+import json
+
+import pytest
+import torch
+from toys import COUNTS, MASK
+
+from diffusers_text import AbsorbingStateScheduler
+
+SPINDLE = {"schedule": "spindle", "token_counts": COUNTS}
+
+
+def scheduler_of(**kwargs):
+    return AbsorbingStateScheduler(
+        **{"mask_token_id": MASK, "vocab_size": 8, "suppressed_token_ids": [0, 1, 2], **kwargs}
+    )
+
+
+def logits_of(sample):
+    """Some logits that depend on the position only."""
+    return torch.sin(torch.arange(sample.numel() * 8)).view(-1, 8) * 3
+
+
+def run(scheduler, sample, steps, generator=None, **kwargs):
+    """The event-driven loop on fixed logits; returns the canvas and the number of forward passes."""
+    scheduler.set_timesteps(steps)
+    logits, passes = logits_of(sample), 0
+    while True:
+        positions, timestep = scheduler.next_positions(sample, generator)
+        if not len(positions):
+            return sample, passes
+        sample = scheduler.step(
+            logits[positions], timestep, sample, positions=positions, generator=generator, **kwargs
+        ).prev_sample
+        passes += 1
+
+
+# --- Times and noise ---
+
+
+def test_times_are_stratified_and_each_is_uniform():
+    scheduler = scheduler_of()
+    generator = torch.Generator().manual_seed(0)
+    times = torch.stack([scheduler.sample_timesteps(8, generator=generator) for _ in range(4000)])
+    assert ((times > 0) & (times <= 1)).all()
+    assert ((times * 8).ceil().sort(dim=1).values == torch.arange(1, 9)).all()  # one in each stratum
+    for row in times.T:  # uniform whatever the row's place: moments of U(0, 1)
+        assert abs(row.mean() - 0.5) < 0.02
+        assert abs(row.var() - 1 / 12) < 0.01
+
+
+def test_times_on_the_grid_and_cut():
+    generator = torch.Generator().manual_seed(0)
+    times = scheduler_of().sample_timesteps(1000, generator=generator, num_steps=4)
+    assert set(times.tolist()) == {0.25, 0.5, 0.75, 1.0}
+    assert [(times == t).sum().item() for t in (0.25, 0.5, 0.75, 1.0)] == [250] * 4
+    assert scheduler_of().sample_timesteps(1000, time_epsilon=0.1).min() >= 0.1
+
+
+def test_noise_leaves_fixed_positions_alone():
+    sample = torch.tensor([[2, 5, 6, 3, 0]])
+    maskable = torch.tensor([[False, True, True, True, False]])
+    noisy = scheduler_of().add_noise(sample, torch.ones(1), maskable=maskable)
+    assert noisy.tolist() == [[2, MASK, MASK, MASK, 0]]
+
+
+@pytest.mark.parametrize("kwargs", [{}, SPINDLE])
+def test_noise_of_a_row_depends_on_neither_batch_nor_padding(kwargs):
+    scheduler = scheduler_of(**kwargs)
+    sample, times = torch.randint(5, 8, (3, 20)), torch.tensor([0.3, 0.5, 0.7])
+    generators = lambda: [torch.Generator().manual_seed(i) for i in range(3)]  # noqa: E731
+    together = scheduler.add_noise(sample, times, generator=generators())
+    for i, generator in enumerate(generators()):
+        alone = scheduler.add_noise(sample[i : i + 1, :7], times[i : i + 1], generator=[generator])
+        assert alone.tolist() == together[i : i + 1, :7].tolist()
+
+
+# --- The reverse process ---
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"schedule": "cosine"}, SPINDLE, {**SPINDLE, "spindle_mean": "sentence"}])
+@pytest.mark.parametrize("steps", [None, 1, 3, 12, 60, 1000])
+def test_no_mask_is_left_and_revealed_positions_stay(kwargs, steps):
+    scheduler = scheduler_of(**kwargs)
+    sample = torch.full((4, 12), MASK)
+    sample[1, 4:7] = 6
+    sample[2, :] = 5
+    generator = torch.Generator().manual_seed(0)
+    scheduler.set_timesteps(steps)
+    logits, passes = logits_of(sample), 0
+    while True:
+        positions, timestep = scheduler.next_positions(sample, generator)
+        if not len(positions):
+            break
+        previous = sample
+        sample = scheduler.step(
+            logits[positions], timestep, sample, positions=positions, generator=generator
+        ).prev_sample
+        assert ((sample == previous) | (previous == MASK)).all()
+        passes += 1
+    assert not torch.isin(sample, torch.tensor([0, 1, 2, MASK])).any()
+    assert sample[2].tolist() == [5] * 12
+    assert passes <= (steps or 10_000)
+    if not scheduler.token_dependent:
+        assert passes == scheduler.num_forward_passes <= min(steps or 12, 12)
+
+
+@pytest.mark.parametrize("kwargs", [{}, SPINDLE])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_own_loop_leaves_no_mask(kwargs, steps):
+    scheduler = scheduler_of(**kwargs)
+    sample = torch.full((2, 5), MASK)
+    scheduler.set_timesteps(steps)
+    assert scheduler.timesteps.tolist() == sorted(scheduler.timesteps.tolist(), reverse=True)
+    assert scheduler.timesteps[0] == 1
+    for t in scheduler.timesteps:
+        output = scheduler.step(logits_of(sample).view(2, 5, 8), t, sample)
+        assert not (output.pred_original_sample == MASK).any()
+        sample = output.prev_sample
+    assert not (sample == MASK).any()
+
+
+def test_temperature_zero_is_the_argmax_at_the_revealed_positions():
+    scheduler = scheduler_of(temperature=0.0)
+    sample = torch.full((2, 6), MASK)
+    found, _ = run(scheduler, sample, 3)
+    logits = logits_of(sample).clone()
+    logits[:, [0, 1, 2, MASK]] = -torch.inf
+    assert found.flatten().tolist() == logits.argmax(-1).tolist()
+
+
+def test_ids_beyond_the_tokenizer_are_never_sampled():
+    scheduler = scheduler_of(vocab_size=6)
+    sample = torch.full((50, 20), MASK)
+    found, _ = run(scheduler, sample, None)
+    assert set(found.flatten().tolist()) <= {3, 5}
+
+
+@pytest.mark.parametrize("kwargs", [{}, SPINDLE])
+@pytest.mark.parametrize("steps", [None, 4])
+def test_a_row_does_not_depend_on_the_others_with_its_own_generator(kwargs, steps):
+    scheduler = scheduler_of(**kwargs)
+    sample = torch.full((3, 6), MASK)
+    sample[1, 2:] = 7
+    generators = lambda: [torch.Generator().manual_seed(i) for i in range(3)]  # noqa: E731
+    logits = torch.sin(torch.arange(6 * 8)).view(6, 8) * 3
+
+    def finish(sample, generator):
+        scheduler.set_timesteps(steps)
+        while True:
+            positions, timestep = scheduler.next_positions(sample, generator)
+            if not len(positions):
+                return sample
+            sample = scheduler.step(
+                logits[positions % 6], timestep, sample, positions=positions, generator=generator
+            ).prev_sample
+
+    together = finish(sample, generators())
+    for i, generator in enumerate(generators()):
+        assert finish(sample[i : i + 1], [generator]).tolist() == together[i : i + 1].tolist()
+
+
+def test_rewritten_canvas_is_planned_anew():
+    """A caller may fill a position in or mask it again between two steps."""
+    scheduler = scheduler_of()
+    sample = torch.full((1, 4), MASK)
+    scheduler.set_timesteps(None)
+    positions, _ = scheduler.next_positions(sample)
+    sample[0, positions[0]] = 5
+    again, times = scheduler.next_positions(sample)
+    assert again.tolist() != positions.tolist()
+    sample = scheduler.step(torch.zeros(1, 8), times, sample, positions=again).prev_sample
+    sample[0, positions[0]] = MASK
+    seen = []
+    while True:
+        positions, times = scheduler.next_positions(sample)
+        if not len(positions):
+            break
+        seen += positions.tolist()
+        sample = scheduler.step(torch.zeros(len(positions), 8), times, sample, positions=positions).prev_sample
+    assert sorted(seen) == sorted(set(range(4)) - set(again.tolist()))
+
+
+def test_tuple_output_and_passed_logits():
+    scheduler = scheduler_of()
+    scheduler.set_timesteps(2)
+    sample, logits = torch.full((1, 3), MASK), torch.randn(1, 3, 8)
+    prev_sample, pred_original_sample, pred_logits = scheduler.step(logits, 1.0, sample, return_dict=False)
+    assert prev_sample.shape == pred_original_sample.shape == (1, 3)
+    assert pred_logits is logits
+
+
+# --- Configs ---
+
+
+def test_round_trip_through_another_config_keeps_everything(tmp_path):
+    first = scheduler_of(**SPINDLE, spindle_lambda=0.5, corpus="toy", top_k=5, gen_length=17, tilt=False)
+    second = AbsorbingStateScheduler.from_config(first.config, schedule="cosine")
+    assert second.config.schedule == "cosine"
+    assert second.config.token_counts == COUNTS
+    back = AbsorbingStateScheduler.from_config(second.config, schedule="spindle")
+    first.save_pretrained(tmp_path)
+    loaded = AbsorbingStateScheduler.from_pretrained(tmp_path)
+    again = AbsorbingStateScheduler.from_config(
+        AbsorbingStateScheduler.from_config(loaded.config, schedule="linear").config, schedule="spindle"
+    )
+    for other in (back, loaded, again):
+        visible = lambda config: {k: v for k, v in config.items() if not k.startswith("_")}  # noqa: E731
+        assert visible(other.config) == visible(first.config)
+        ids = torch.arange(8)[None]
+        assert torch.equal(other.token_offsets(ids, ids), first.token_offsets(ids, ids))
+    assert json.loads((tmp_path / "scheduler_config.json").read_text())["token_counts"] == COUNTS
+
+
+def test_repr_is_short_and_says_the_schedule():
+    text = repr(AbsorbingStateScheduler(schedule="spindle", token_counts=[1] * 30_000))
+    assert len(text) < 1000
+    assert "'spindle'" in text
+
+
+def test_the_paper_s_defaults():
+    scheduler = AbsorbingStateScheduler(schedule="spindle", token_counts=COUNTS)
+    assert scheduler.config.spindle_lambda == 0.3
+    assert scheduler.config.spindle_information == "surprisal"
+
+
+def test_a_call_changes_no_config():
+    scheduler = scheduler_of()
+    before = dict(scheduler.config)
+    run(scheduler, torch.full((1, 4), MASK), 2, temperature=0.5, top_k=2, top_p=0.9)
+    assert dict(scheduler.config) == before
+
+
+# --- Errors ---
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"schedule": "sigmoid"}, "`schedule` must be one of .* got 'sigmoid'"),
+        ({"schedule": "spindle"}, "count_tokens"),
+        ({"schedule": "spindle", "token_counts": [1, 2], "vocab_size": 3}, "`token_counts` has 2 entries for a vocabulary of 3: call `count_tokens"),
+        ({"token_counts": [0, 0]}, "`token_counts` must be"),
+        ({"token_counts": [1.5]}, "`token_counts` must be"),
+        ({"token_counts": [-1, 2]}, "`token_counts` must be"),
+        ({"spindle_lambda": 1.5}, r"`spindle_lambda` must lie in \[0, 1\], got 1.5"),
+        ({"spindle_information": "entropy"}, "`spindle_information` must be one of"),
+        ({"spindle_mean": "batch"}, "`spindle_mean` must be one of"),
+        ({"power": 0}, "`power` must be > 0"),
+        ({"sigma_min": 30.0}, "sigma_min < sigma_max"),
+        ({"mask_token_id": -1}, "`mask_token_id` must be an integer >= 0, got -1"),
+        ({"gen_length": 0}, "`gen_length` must be an integer >= 1, got 0"),
+        ({"vocab_size": 1.0}, "`vocab_size` must be an integer >= 1, got 1.0"),
+        ({"temperature": -1.0}, "`temperature` must be a number >= 0, got -1.0"),
+        ({"top_k": 0}, "`top_k` must be None or an integer >= 1, got 0"),
+        ({"top_p": 1.5}, r"`top_p` must be None or a number in \(0, 1\], got 1.5"),
+    ],
+)
+def test_wrong_configs_are_named(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        AbsorbingStateScheduler(**kwargs)
+
+
+def test_wrong_calls_are_named():
+    scheduler = scheduler_of()
+    sample = torch.full((2, 3), MASK)
+    for steps in (0, -1, 3.5, True, "5"):
+        with pytest.raises(ValueError, match="`num_inference_steps` must be an integer >= 1"):
+            scheduler.set_timesteps(steps)
+    with pytest.raises(ValueError, match="needs `positions`"):
+        scheduler.step(torch.zeros(2, 3, 8), 1.0, sample)
+    scheduler.set_timesteps(4)
+    with pytest.raises(ValueError, match="one of `scheduler.timesteps`"):
+        scheduler.step(torch.zeros(2, 3, 8), 0.3, sample)
+    with pytest.raises(ValueError, match="`logits` must have shape"):
+        scheduler.step(torch.zeros(2, 4, 8), 1.0, sample)
+    with pytest.raises(ValueError, match="`top_p`"):
+        scheduler.step(torch.zeros(2, 3, 8), 1.0, sample, top_p=0.0)
+    with pytest.raises(ValueError, match="LongTensor"):
+        scheduler.next_positions(sample.float())
+    scheduler.next_positions(sample)
+    with pytest.raises(ValueError, match="set_timesteps"):
+        scheduler.next_positions(sample[:1])
+    with pytest.raises(ValueError, match="`timesteps` must have shape"):
+        scheduler.add_noise(sample, torch.ones(3))
+    with pytest.raises(ValueError, match="`input_ids` are required"):
+        scheduler_of(**SPINDLE).mask_probability(torch.ones(2))
+    with pytest.raises(ValueError, match="mask_token_id=tokenizer.mask_token_id"):
+        AbsorbingStateScheduler().add_noise(sample, torch.ones(2))
+    for batch_size in (0, 2.0):
+        with pytest.raises(ValueError, match="`batch_size`"):
+            scheduler.sample_timesteps(batch_size)

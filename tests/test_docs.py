@@ -1,0 +1,69 @@
+"""Every Python snippet of the README, the guides and the public docstrings runs."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from toys import COUNTS, toy_model, toy_tokenizer
+from transformers import AutoTokenizer
+
+import diffusers_text
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def snippets(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture
+def saved_pipeline(tmp_path):
+    """A pipeline under the name that pages use for the reader's own."""
+    scheduler = diffusers_text.AbsorbingStateScheduler(schedule="spindle", token_counts=COUNTS, gen_length=6)
+    pipe = diffusers_text.TextDiffusionPipeline(toy_model(max_position_embeddings=128), toy_tokenizer(), scheduler)
+    pipe.save_pretrained(tmp_path / "outputs" / "quickstart")
+    pipe.save_pretrained(tmp_path / "user" / "my-text-diffusion")
+    return tmp_path
+
+
+@pytest.fixture
+def real_tokenizer():
+    from importlib.util import find_spec
+
+    return AutoTokenizer.from_pretrained(Path(find_spec("cognition").submodule_search_locations[0], "model"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_snippets_of_a_page_run_in_order(page, saved_pipeline, real_tokenizer, monkeypatch):
+    monkeypatch.chdir(saved_pipeline)
+    names = {"tokenizer": real_tokenizer}
+    for snippet in snippets(page):
+        exec(compile(snippet, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("name", [name for name in diffusers_text.__all__ if name != "__version__"])
+def test_docstring_examples_run(name, real_tokenizer):
+    value = getattr(diffusers_text, name)
+    names = {
+        **{public: getattr(diffusers_text, public) for public in diffusers_text.__all__},
+        "torch": torch,
+        "tokenizer": real_tokenizer,
+        "model": toy_model(max_position_embeddings=128),
+    }
+    if name == "TextDiffusionPipeline":
+        names["tokenizer"] = toy_tokenizer()
+    text = re.sub(r"```(python)?", "", value.__doc__)
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    failures = []
+    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=failures.append)
+    assert not failures, "".join(failures)
+
+
+def test_pages_name_no_file_that_is_not_there():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

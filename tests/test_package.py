@@ -1,0 +1,54 @@
+"""The package as a whole: names, imports, types, and what it does to transformers and diffusers on import."""
+
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import diffusers_text
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_public_name_exists_and_has_a_docstring():
+    for name in diffusers_text.__all__:
+        value = getattr(diffusers_text, name)
+        assert name == "__version__" or value.__doc__
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        diffusers_text.nonsense  # noqa: B018
+    assert files("diffusers_text").joinpath("py.typed").is_file()
+
+
+def test_import_is_lazy_and_registers():
+    code = (
+        "import sys, diffusers_text\n"
+        "from transformers import AutoConfig\n"
+        "from diffusers.pipelines.pipeline_loading_utils import ALL_IMPORTABLE_CLASSES, LOADABLE_CLASSES\n"
+        "assert 'diffusers_text.pipelines.pipeline_text_diffusion' not in sys.modules\n"
+        "assert 'datasets' not in sys.modules\n"
+        "AutoConfig.for_model('diffusion_bert')\n"
+        "assert set(LOADABLE_CLASSES['diffusers_text']) <= set(ALL_IMPORTABLE_CLASSES)\n"
+        "from diffusers_text import *\n"
+        "TextDiffusionPipeline, AbsorbingStateScheduler\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rooms_import_in_one_direction():
+    """models and schedulers know nobody; losses knows schedulers; data knows neither models nor pipelines."""
+    forbidden = {
+        "models": ["schedulers", "losses", "pipelines", "data"],
+        "schedulers": ["models", "losses", "pipelines", "data"],
+        "data": ["models", "schedulers", "losses", "pipelines"],
+        "losses.py": ["models", "pipelines", "data"],
+    }
+    for room, others in forbidden.items():
+        place = ROOT / "src" / "diffusers_text" / room
+        for path in [place] if place.is_file() else place.glob("*.py"):
+            text = path.read_text()
+            for other in others:
+                assert f"from ..{other}" not in text
+                assert f"from .{other}" not in text
+                assert f"diffusers_text.{other}" not in text, path
