@@ -51,7 +51,7 @@ def toy_config(**kwargs) -> DiffusionBertConfig:
     return DiffusionBertConfig(**{**settings, **kwargs})
 
 
-def toy_model(seed=0, spread=0.6, **kwargs) -> DiffusionBertForMaskedDiffusion:
+def toy_model(seed=1, spread=0.6, **kwargs) -> DiffusionBertForMaskedDiffusion:
     """A random BERT whose predictions depend strongly on the context (and on the time where it is told)."""
     torch.manual_seed(seed)
     model = DiffusionBertForMaskedDiffusion(toy_config(**kwargs)).eval()
@@ -116,17 +116,12 @@ def model_probabilities(model, states, g=None, t=None, tilt=True, emitted=EMITTE
 
 def transition(states, p, u):
     """The matrix of one reverse step: masked positions take token k with probability p_k u_k, independently."""
-    matrix = np.zeros((len(states), len(states)))
-    for i, state in enumerate(states):
-        row = np.ones(len(states))
-        for position, token in enumerate(state):
-            new = states[:, position]
-            if token == MASK:
-                reveal = p[i, position] * u
-                row *= np.where(new == MASK, 1 - reveal.sum(), reveal[new])
-            else:
-                row *= new == token
-        matrix[i] = row
+    matrix = np.ones((len(states), len(states)))
+    for position in range(states.shape[1]):
+        old, new = states[:, position, None], states[None, :, position]
+        reveal = p[:, position] * u  # [states, vocab]
+        revealed = np.where(new == MASK, 1 - reveal.sum(-1, keepdims=True), reveal[:, states[:, position]])
+        matrix *= np.where(old == MASK, revealed, old == new)
     return matrix
 
 

@@ -231,7 +231,7 @@ def test_sparse_equals_full_logits(model):
     full = model(**inputs).logits
     positions = torch.tensor([29, 0, 7, 7, 12])
     sparse = model(**inputs, positions_to_predict=positions).logits
-    torch.testing.assert_close(sparse, full.flatten(0, 1)[positions], atol=1e-5, rtol=0)
+    torch.testing.assert_close(sparse, full.flatten(0, 1)[positions], atol=1e-5, rtol=1e-5)
     assert model(**inputs, positions_to_predict=positions[:0]).logits.shape == (0, 8)
     for wrong in (torch.tensor([[1]]), torch.tensor([1.0])):
         with pytest.raises(ValueError, match="`positions_to_predict` must be a LongTensor"):
@@ -268,9 +268,9 @@ def test_padding_changes_no_logit_of_the_text(model):
     other = inputs["input_ids"].clone()
     other[1, 6:] = 0
     changed = model(**{**inputs, "input_ids": other}, attention_mask=attention_mask).logits
-    torch.testing.assert_close(changed[1, :6], logits[1, :6], atol=1e-6, rtol=0)
+    torch.testing.assert_close(changed[1, :6], logits[1, :6])
     alone = {name: value[1:2, :6] if value.ndim == 2 else value[1:2] for name, value in inputs.items()}
-    torch.testing.assert_close(model(**alone).logits[0], logits[1, :6], atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(**alone).logits[0], logits[1, :6], atol=1e-4, rtol=1e-4)
 
 
 def test_hidden_states_and_token_types(model):
@@ -377,7 +377,7 @@ def test_lora_trains_saves_and_merges(conditioning, tmp_path):
     expected = adapted(**inputs).logits
     adapted.save_pretrained(tmp_path)
     merged = PeftModel.from_pretrained(toy_model(time_conditioning=conditioning), tmp_path).merge_and_unload()
-    torch.testing.assert_close(merged(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(merged(**inputs).logits, expected, atol=1e-4, rtol=1e-4)
     assert (toy_model(time_conditioning=conditioning)(**inputs).logits - expected).abs().max() > 1e-3
 
 
