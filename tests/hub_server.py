@@ -1,4 +1,6 @@
-"""A hub in one file: what huggingface_hub's client asks for when a repository is made, filled, listed and downloaded."""
+"""
+A hub in one file: what huggingface_hub's client asks for when a repository is made, filled, listed and downloaded.
+"""
 
 import base64
 import hashlib
@@ -42,7 +44,11 @@ class Handler(BaseHTTPRequestHandler):
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": len(body),
+            **(headers or {}),
+        }.items():
             self.send_header(name, str(value))
         self.end_headers()
         if self.command != "HEAD":
@@ -75,7 +81,14 @@ class Handler(BaseHTTPRequestHandler):
                 entries = [{"type": "file", "path": p, "size": len(c), "oid": blob_hash(c)} for p, c in files.items()]
                 return self.answer(200, entries)
             siblings = [{"rfilename": path} for path in files]
-            info = {"_id": "0", "id": repo_id, "sha": commit_hash(files), "siblings": siblings, "private": False, "tags": []}
+            info = {
+                "_id": "0",
+                "id": repo_id,
+                "sha": commit_hash(files),
+                "siblings": siblings,
+                "private": False,
+                "tags": [],
+            }
             return self.answer(200, info)
         if len(parts) > 4 and parts[2] == "resolve":
             repo_id, revision, path = "/".join(parts[:2]), parts[3], "/".join(parts[4:])

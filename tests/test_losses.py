@@ -1,4 +1,7 @@
-"""The bounds: against a literal transcription, against exact likelihoods by enumeration, and at the edges of number formats."""
+"""
+The bounds: against a literal transcription, against exact likelihoods by enumeration, and at the edges of number
+formats.
+"""
 
 import itertools
 import math
@@ -9,6 +12,7 @@ import torch
 from toys import CLS, COUNTS, EMITTED, LENGTH, MASK, SEP, canvases, exact_law, g_of, spindle_h, toy_model
 
 from diffusers_text import AbsorbingStateScheduler, continuous_time_bound, discrete_time_bound
+from diffusers_text.losses import SubsPrediction
 
 VOCAB = len(COUNTS)
 SPINDLE = {"schedule": "spindle", "token_counts": COUNTS}
@@ -34,7 +38,9 @@ def transcribed_h(row, kind, lam, sentence):
     return [min(max(1 - mean / i, -limit), limit) for i in information]
 
 
-def transcribed_bound(logits, clean, noisy, times, *, steps=None, kind="surprisal", lam=0.3, tilt=True, sentence=False):
+def transcribed_bound(
+    logits, clean, noisy, times, *, steps=None, kind="surprisal", lam=0.3, tilt=True, sentence=False
+):
     total = 0.0
     for b in range(len(clean)):
         t = times[b]
@@ -52,7 +58,8 @@ def transcribed_bound(logits, clean, noisy, times, *, steps=None, kind="surprisa
                 return (1 + lam * math.pi * math.cos(math.pi * t) * offset) / g(t, offset)
 
             weights = [
-                0.0 if k == MASK else math.exp(logits[b][position][k]) * (g(t, h[k]) if tilt else 1.0) for k in range(VOCAB)
+                0.0 if k == MASK else math.exp(logits[b][position][k]) * (g(t, h[k]) if tilt else 1.0)
+                for k in range(VOCAB)
             ]
             p = [weight / sum(weights) for weight in weights]
             if steps is None:
@@ -94,7 +101,9 @@ def test_spindle_bounds_equal_a_literal_transcription(kwargs, steps):
         spindle_mean="sentence" if kwargs.get("sentence") else "corpus",
         tilt=kwargs.get("tilt", True),
     )
-    expected = transcribed_bound(logits.tolist(), clean.tolist(), noisy.tolist(), times.tolist(), steps=steps, **kwargs)
+    expected = transcribed_bound(
+        logits.tolist(), clean.tolist(), noisy.tolist(), times.tolist(), steps=steps, **kwargs
+    )
     if steps is None:
         ours = continuous_time_bound(scheduler, logits, clean, noisy, times, reduction="sum")
     else:
@@ -136,7 +145,10 @@ def test_token_independent_bounds_equal_a_literal_transcription(schedule, steps)
 
 
 class Enumeration:
-    """All clean texts with all their mask patterns, and a model's logits of each: the bound's expectation is a sum over them."""
+    """
+    All clean texts with all their mask patterns, and a model's logits of each: the bound's expectation is a sum over
+    them.
+    """
 
     def __init__(self, model):
         self.texts = canvases()[(canvases() != MASK).all(1)]
@@ -149,7 +161,9 @@ class Enumeration:
         self.model = model
 
     def logits(self, t):
-        times = {} if self.model.config.time_conditioning == "none" else {"timesteps": torch.full((len(self.clean),), t)}
+        times = (
+            {} if self.model.config.time_conditioning == "none" else {"timesteps": torch.full((len(self.clean),), t)}
+        )
         with torch.no_grad():
             logits = self.model(self.noisy, **times).logits.double()
         # Exact texts hold emitted tokens only, so that likelihoods sum to one over them.
@@ -225,8 +239,8 @@ def test_spindle_without_its_second_term_is_no_bound():
 
     def without(logits, clean, noisy, times):
         log_p = logits.masked_fill(torch.arange(VOCAB) == MASK, -torch.inf)
-        h = scheduler.vocabulary_offsets(VOCAB, noisy)
-        log_p = (log_p + scheduler.g_at(times[:, None, None].double(), h).log()).log_softmax(-1)
+        h = scheduler.noise.vocabulary_offsets(VOCAB, noisy)
+        log_p = (log_p + scheduler.noise.g(times[:, None, None].double(), h).log()).log_softmax(-1)
         nats = -scheduler.unmasking_rate(times.double(), clean) * log_p.gather(-1, clean[..., None]).squeeze(-1)
         return nats.masked_fill(noisy != MASK, 0).sum(1)
 
@@ -241,7 +255,9 @@ def test_the_bound_in_steps_converges_to_the_continuous_one(schedule):
     model = toy_model()
     scheduler = scheduler_of(schedule=schedule, token_counts=COUNTS)
     continuous = exact_continuous_bound(model, schedule, scheduler)
-    errors = [np.abs(exact_discrete_bound(model, steps, schedule, scheduler) - continuous).max() for steps in (25, 50, 100)]
+    errors = [
+        np.abs(exact_discrete_bound(model, steps, schedule, scheduler) - continuous).max() for steps in (25, 50, 100)
+    ]
     assert errors[2] < 0.02 * continuous.mean()
     for coarse, fine in zip(errors, errors[1:]):
         assert fine < 0.6 * coarse  # first order in 1 / T
@@ -265,7 +281,11 @@ def test_every_token_independent_schedule_has_the_same_continuous_bound():
 def test_mean_loss_and_gradients_are_finite(dtype, masks, kwargs, steps):
     generator = torch.Generator().manual_seed(0)
     clean = torch.randint(5, VOCAB, (2, 16), generator=generator)
-    masked = {"none": torch.zeros(2, 16), "all": torch.ones(2, 16), "some": torch.rand(2, 16, generator=generator) < 0.5}
+    masked = {
+        "none": torch.zeros(2, 16),
+        "all": torch.ones(2, 16),
+        "some": torch.rand(2, 16, generator=generator) < 0.5,
+    }
     noisy = clean.masked_fill(masked[masks].bool(), MASK)
     for t in (1e-5, 0.5, 1.0) if steps is None else (1 / steps, 0.5, 1.0):
         logits = torch.randn(2, 16, VOCAB, generator=generator).to(dtype).requires_grad_()
@@ -334,3 +354,28 @@ def test_wrong_arguments_are_named(change, message):
         continuous_time_bound(scheduler_of(), **{**arguments, **change})
     with pytest.raises(ValueError, match="`num_steps`"):
         discrete_time_bound(scheduler_of(), **arguments, num_steps=0)
+
+
+# --- The passes over [n, vocab] ---
+
+
+@pytest.mark.parametrize("weights", [None, "shared", "per row"])
+@pytest.mark.parametrize("chunk", [1, 20, 2**20])
+def test_prediction_and_its_gradient_equal_autograd_s(weights, chunk, monkeypatch):
+    monkeypatch.setattr(SubsPrediction, "CHUNK", chunk)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 9, generator=generator, dtype=torch.float64).requires_grad_()
+    targets = torch.randint(5, 9, (7,), generator=generator)
+    rows = {None: 0, "shared": 1, "per row": 7}[weights]
+    weights = torch.randn(rows, 9, generator=generator, dtype=torch.float64) if rows else None
+
+    def by_autograd(logits):
+        log_pi = logits.masked_fill(torch.arange(9) == MASK, -torch.inf).log_softmax(-1)
+        expected = None if weights is None else (log_pi.exp() * weights).sum(-1)
+        return log_pi.gather(-1, targets[:, None]).squeeze(-1), expected
+
+    gradients = []
+    for outputs in (SubsPrediction.apply(logits, targets, MASK, weights), by_autograd(logits)):
+        loss = (outputs[0] ** 2).sum() + (0 if outputs[1] is None else (outputs[1] ** 3).sum())
+        gradients.append((loss, *torch.autograd.grad(loss, logits)))
+    torch.testing.assert_close(gradients[0], gradients[1])

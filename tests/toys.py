@@ -139,7 +139,8 @@ def exact_law(
     **kwargs,
 ):
     """
-    The probability of every state after `steps` reverse steps from `start` (fully masked), `[states]`. With `midpoint` the
+    The probability of every state after `steps` reverse steps from `start` (fully masked), `[states]`. With `midpoint`
+    the
     prediction is that at the middle of a step: the law of continuous time, to second order.
     """
     states = canvases(emitted=emitted)

@@ -1,14 +1,15 @@
 """
 The variational bound on the negative log-likelihood of masked diffusion, in continuous time and in T steps.
 
-`p` is the prediction of [`AbsorbingStateScheduler`] (SUBS, tilted) and x the clean token. A masked position contributes,
-in nats and as an estimate for one uniform time,
+`p` is the prediction of [`AbsorbingStateScheduler`] (SUBS, tilted) and x the clean token. A masked position
+contributes, in nats and as an estimate for one uniform time,
 
     -r_x log p_x + sum_k p_k (r_k - r_x)                       continuous time, r = g' / g
     T [-u_x log p_x + v_x (log v_x - log sum_k p_k v_k)]       step t -> s of T, v = g(s) / g(t), u = 1 - v
 
-The first is MDLM's bound (arXiv 2406.07524, eq. 10) with the second part of MD4's general form (arXiv 2406.04329), which is 0
-unless the schedule depends on the token. When the reverse process has to estimate its rates (spindle with the sentence
+The first is MDLM's bound (arXiv 2406.07524, eq. 10) with the second part of MD4's general form (arXiv 2406.04329),
+which is 0 unless the schedule depends on the token. When the reverse process has to estimate its rates (spindle with
+the sentence
 mean: rr, uu, vv in place of r, u, v), they become
 
     -r_x log p_x + r_x log(r_x / rr_x) - r_x + sum_k rr_k p_k
@@ -69,13 +70,12 @@ def continuous_time_bound(
     ```
     """
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
-    if not scheduler.token_dependent:
-        nats = -scheduler.rate_at(masked.times, None) * masked.log_softmax_target
-    else:
-        rate = scheduler.rate_at(masked.times, masked.true_offsets)
-        log_p, expected_rate = _predict(scheduler, masked, lambda h, times: scheduler.rate_at(times, h))
-        model_rate = scheduler.rate_at(masked.times, masked.offsets)
-        nats = -rate * log_p + rate * (rate / model_rate).log() - rate + expected_rate
+    rate = scheduler.noise.rate(masked.times, masked.true_offsets)
+    log_p, expected_rate = _predict(scheduler, masked, lambda h, times: scheduler.noise.rate(times, h))
+    nats = -rate * log_p
+    if scheduler.noise.token_dependent:
+        model_rate = scheduler.noise.rate(masked.times, masked.offsets)
+        nats = nats + rate * (rate / model_rate).log() - rate + expected_rate
     return _reduce(nats, masked, sample.shape, maskable, reduction)
 
 
@@ -93,31 +93,30 @@ def discrete_time_bound(
     reduction: str = "mean",
 ) -> torch.Tensor:
     r"""
-    Estimate of the bound of the T-step process, reconstruction included, unbiased for times uniform on `{1/T, ..., 1}`.
+    Estimate of the bound of the T-step process, reconstruction included, unbiased for times uniform on `{1/T, ...,
+    1}`.
 
     Arguments as in [`continuous_time_bound`], and:
 
     Args:
         num_steps (`int`): T. `timesteps` lie on the grid `i / T`, as `sample_timesteps(..., num_steps=T)` draws them.
         cross_entropy_weight (`float`, defaults to 0):
-            D3PM's hybrid loss (arXiv 2107.03006, eq. 5) adds this weight, 0.01 there, times the cross-entropy to the KL
-            divergence of *one* step. The bound is T of those, so `cross_entropy_weight * T` times the cross-entropy is
-            added here. The result is no bound.
+            D3PM's hybrid loss (arXiv 2107.03006, eq. 5) adds this weight, 0.01 there, times the cross-entropy to the
+            KL divergence of *one* step. The bound is T of those, so `cross_entropy_weight * T` times the cross-entropy
+            is added here. The result is no bound.
     """
     check_steps("num_steps", num_steps)
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
     starts = ((masked.times * num_steps).round() - 1) / num_steps
-    if not scheduler.token_dependent:
-        log_p = masked.log_softmax_target
-        nats = -(1 - scheduler.stay_probability(masked.times, starts, None)) * log_p
-    else:
-        stay = scheduler.stay_probability(masked.times, starts, masked.true_offsets)
-        log_p, expected_stay = _predict(
-            scheduler, masked, lambda h, times: scheduler.stay_probability(times, starts.view_as(times), h)
-        )
-        model_stay = scheduler.stay_probability(masked.times, starts, masked.offsets)
-        reveal, model_reveal = 1 - stay, 1 - model_stay
-        nats = -reveal * log_p + reveal * (reveal / model_reveal).log()
+    stay = scheduler.noise.stay_probability(masked.times, starts, masked.true_offsets)
+    log_p, expected_stay = _predict(
+        scheduler, masked, lambda h, times: scheduler.noise.stay_probability(times, starts.view_as(times), h)
+    )
+    reveal = 1 - stay
+    nats = -reveal * log_p
+    if scheduler.noise.token_dependent:
+        model_reveal = 1 - scheduler.noise.stay_probability(masked.times, starts, masked.offsets)
+        nats = nats + reveal * (reveal / model_reveal).log()
         # Both probabilities of staying are 0 in the last step, where the logarithms must leave no NaN in the gradient.
         last = stay == 0
         nats = nats + stay * (stay.masked_fill(last, 1).log() - expected_stay.masked_fill(last, 1).log())
@@ -127,10 +126,10 @@ def discrete_time_bound(
 class _Masked(NamedTuple):
     """What both bounds need of the masked positions; offsets are None for a token-independent schedule."""
 
+    logits: torch.Tensor  # [n, vocab]
     rows: torch.LongTensor  # [n]
     times: torch.Tensor  # [n]
-    log_softmax: torch.Tensor  # [n, vocab], [MASK] ruled out
-    log_softmax_target: torch.Tensor  # [n]
+    targets: torch.LongTensor  # [n]
     true_offsets: torch.Tensor | None  # [n], h of the clean token as the noise saw it
     offsets: torch.Tensor | None  # [n], h of the clean token as the reverse process estimates it
     vocabulary_offsets: torch.Tensor | None  # [1 or n, vocab]
@@ -153,42 +152,105 @@ def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positi
 
     rows = positions // sample.shape[1]
     targets = sample.flatten()[positions]
-    # Half precision ends here: weights of 1 / t are out of its range.
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    is_mask = torch.arange(logits.shape[-1], device=logits.device) == scheduler.mask_token_id
-    log_softmax = logits.masked_fill(is_mask, -torch.inf).log_softmax(dim=-1)
     offsets = (None, None, None)
-    if scheduler.token_dependent:
+    if scheduler.noise.token_dependent:
         context = noisy_sample[rows]
         offsets = (
-            scheduler.token_offsets(sample, sample).flatten()[positions],
-            scheduler.token_offsets(targets[:, None], context).squeeze(-1),
-            scheduler.vocabulary_offsets(logits.shape[-1], context),
+            scheduler.noise.token_offsets(sample, sample).flatten()[positions],
+            scheduler.noise.token_offsets(targets[:, None], context).squeeze(-1),
+            scheduler.noise.vocabulary_offsets(logits.shape[-1], context),
         )
     times = timesteps.to(precise_dtype(logits.device))[rows]
-    return _Masked(rows, times, log_softmax, log_softmax.gather(-1, targets[:, None]).squeeze(-1), *offsets)
+    return _Masked(logits, rows, times, targets, *offsets)
 
 
-def _predict(scheduler, masked: _Masked, ratio) -> tuple[torch.Tensor, torch.Tensor]:
+def _predict(scheduler, masked: _Masked, ratio) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    log p_x and sum_k p_k ratio_k, both [n], where `ratio(h, times)` divides something by g(times).
+    log p_x and sum_k p_k ratio_k, both [n], where `ratio(h, times)` divides something by g(times). The second is None
+    for a token-independent schedule.
 
-    With the tilt `p_k = pi_k g_k / sum_j pi_j g_j`, pi the softmax. Since g and its numerators are affine in h, the sum over
-    the vocabulary is the ratio at the mean offset `sum_k pi_k h_k`: no [n, vocab] of rates is formed.
+    With the tilt `p_k = pi_k g_k / sum_j pi_j g_j`, pi the softmax. Since g and its numerators are affine in h, the
+    sum over the vocabulary is the ratio at the mean offset `sum_k pi_k h_k`: no [n, vocab] of rates is formed.
     """
-    softmax = masked.log_softmax.exp()
-    h = masked.vocabulary_offsets
-    if scheduler.config.tilt:
-        h = h.to(softmax.dtype)
-        mean_offset = (softmax @ h[0] if len(h) == 1 else (softmax * h).sum(dim=-1)).to(masked.times)
-        tilt = scheduler.g_at(masked.times, masked.offsets).log() - scheduler.g_at(masked.times, mean_offset).log()
-        return masked.log_softmax_target + tilt, ratio(mean_offset, masked.times)
-    times = masked.times[:, None].to(softmax.dtype)
-    return masked.log_softmax_target, (softmax * ratio(h.to(softmax.dtype), times)).sum(dim=-1).to(masked.times)
+    logits, mask_token_id, h = masked.logits, scheduler.mask_token_id, masked.vocabulary_offsets
+    dtype = _loss_dtype(logits)
+    if not scheduler.noise.token_dependent:
+        return SubsPrediction.apply(logits, masked.targets, mask_token_id, None)
+    if not scheduler.config.tilt:
+        ratios = ratio(h.to(dtype), masked.times[:, None].to(dtype))
+        log_p, expected = SubsPrediction.apply(logits, masked.targets, mask_token_id, ratios)
+        return log_p.to(masked.times), expected.to(masked.times)
+    log_pi, mean_offset = SubsPrediction.apply(logits, masked.targets, mask_token_id, h.to(dtype))
+    mean_offset = mean_offset.to(masked.times)
+    g, mean_g = scheduler.noise.g(masked.times, masked.offsets), scheduler.noise.g(masked.times, mean_offset)
+    return log_pi.to(masked.times) + g.log() - mean_g.log(), ratio(mean_offset, masked.times)
+
+
+class SubsPrediction(torch.autograd.Function):
+    """
+    log pi_x [n] and sum_k pi_k w_k [n] of pi = softmax(logits) with [MASK] ruled out (SUBS, MDLM section 3.2).
+
+    Forward and backward each pass over the logits [n, vocab] once, a chunk of rows at a time that stays in cache, and
+    keep nothing of that size beside them. Half precision ends here: weights of 1 / t are out of its range. `weights`
+    [1 or n, vocab] get no gradient.
+    """
+
+    CHUNK = 2**18  # elements of a chunk, 1 MB in float32: it and its temporaries stay in cache
+
+    @staticmethod
+    def forward(ctx, logits, targets, mask_token_id, weights):
+        n, vocab_size = logits.shape
+        log_target = logits.new_empty(n, dtype=_loss_dtype(logits))
+        log_normalizer, expected = torch.empty_like(log_target), torch.zeros_like(log_target)
+        for rows in SubsPrediction.chunks(n, vocab_size):
+            scores = SubsPrediction.scores(logits[rows], mask_token_id)
+            log_normalizer[rows] = scores.logsumexp(dim=-1)
+            log_target[rows] = scores.gather(-1, targets[rows, None]).squeeze(-1) - log_normalizer[rows]
+            if weights is not None:
+                pi = scores.sub_(log_normalizer[rows, None]).exp_()
+                expected[rows] = pi @ weights[0] if len(weights) == 1 else (pi * weights[rows]).sum(dim=-1)
+        ctx.save_for_backward(logits, targets, weights, log_normalizer, expected)
+        ctx.mask_token_id = mask_token_id
+        return log_target, None if weights is None else expected
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_log_target, grad_expected):
+        logits, targets, weights, log_normalizer, expected = ctx.saved_tensors
+        grad_logits = torch.empty_like(logits)
+        for rows in SubsPrediction.chunks(*logits.shape):
+            pi = SubsPrediction.scores(logits[rows], ctx.mask_token_id).sub_(log_normalizer[rows, None]).exp_()
+            # d log pi_x / d logit_k = [k = x] - pi_k;   d sum_j pi_j w_j / d logit_k = pi_k (w_k - sum_j pi_j w_j)
+            if weights is None:
+                pi.mul_(-grad_log_target[rows, None])
+            else:
+                constant = grad_log_target[rows] + grad_expected[rows] * expected[rows]
+                chunk_weights = weights if len(weights) == 1 else weights[rows]
+                pi.mul_(grad_expected[rows, None] * chunk_weights - constant[:, None])
+            pi.scatter_add_(-1, targets[rows, None], grad_log_target[rows, None])
+            grad_logits[rows] = pi.to(logits.dtype)
+        return grad_logits, None, None, None
+
+    @staticmethod
+    def chunks(n, vocab_size):
+        size = max(1, SubsPrediction.CHUNK // vocab_size)
+        return [slice(start, start + size) for start in range(0, n, size)]
+
+    @staticmethod
+    def scores(logits, mask_token_id):
+        """A copy of `logits` in the loss's precision, [MASK] ruled out."""
+        scores = logits.to(_loss_dtype(logits), copy=True)
+        if mask_token_id < scores.shape[-1]:
+            scores[:, mask_token_id] = -torch.inf
+        return scores
+
+
+def _loss_dtype(logits: torch.Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _reduce(nats, masked: _Masked, shape, maskable, reduction):
-    nats = nats.to(masked.log_softmax.dtype)
+    nats = nats.to(_loss_dtype(masked.logits))
     if reduction == "none":
         return nats.new_zeros(shape[0]).index_add(0, masked.rows, nats)
     if reduction == "sum":

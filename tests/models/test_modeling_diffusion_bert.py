@@ -1,4 +1,7 @@
-"""DiffusionBertForMaskedDiffusion as a transformers model: loading, time, sparse head, and what the ecosystem does to models."""
+"""
+DiffusionBertForMaskedDiffusion as a transformers model: loading, time, sparse head, and what the ecosystem does to
+models.
+"""
 
 import logging
 from importlib.util import find_spec
@@ -62,7 +65,8 @@ def test_an_intact_protein_checkpoint_still_knows_proteins():
     tokenizer = BertTokenizer(str(package_folder("antiberty", "trained_models", "vocab.txt")), do_lower_case=False)
     model = DiffusionBertForMaskedDiffusion.from_pretrained(folder)
     chain = (
-        "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAKDRGYYFDYWGQGTLVTVSS"
+        "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYY"
+        "ADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAKDRGYYFDYWGQGTLVTVSS"
     )
     ids = tokenizer(" ".join(chain), return_tensors="pt").input_ids
     masked = ids.repeat(len(chain), 1)
@@ -194,7 +198,9 @@ def test_wrong_timesteps_are_named():
 
 
 def test_prefix_shifts_text_by_one_position_and_forbids_position_ids():
-    """The text of a prefix model sees what a plain model sees one position further on, with the time token in between."""
+    """
+    The text of a prefix model sees what a plain model sees one position further on, with the time token in between.
+    """
     model = toy_model(time_conditioning="prefix")
     input_ids, times = torch.tensor([[2, 5, 6, 3]]), torch.tensor([0.5])
     from diffusers.models.embeddings import get_timestep_embedding
@@ -296,7 +302,8 @@ def test_wrong_inputs_are_named():
 def test_attention_implementations_agree(conditioning, tmp_path):
     toy_model(time_conditioning=conditioning).save_pretrained(tmp_path)
     sdpa, eager = (
-        DiffusionBertForMaskedDiffusion.from_pretrained(tmp_path, attn_implementation=name) for name in ("sdpa", "eager")
+        DiffusionBertForMaskedDiffusion.from_pretrained(tmp_path, attn_implementation=name)
+        for name in ("sdpa", "eager")
     )
     inputs = {**inputs_of(sdpa), "attention_mask": torch.ones(3, 10, dtype=torch.long)}
     inputs["attention_mask"][0, 7:] = 0
@@ -309,7 +316,9 @@ def test_attention_implementations_agree(conditioning, tmp_path):
 def test_flash_attention_agrees_with_sdpa(tmp_path):
     toy_model().save_pretrained(tmp_path)
     models = [
-        DiffusionBertForMaskedDiffusion.from_pretrained(tmp_path, attn_implementation=name, dtype=torch.bfloat16).cuda()
+        DiffusionBertForMaskedDiffusion.from_pretrained(
+            tmp_path, attn_implementation=name, dtype=torch.bfloat16
+        ).cuda()
         for name in ("sdpa", "flash_attention_2")
     ]
     input_ids = torch.randint(5, 8, (2, 10)).cuda()

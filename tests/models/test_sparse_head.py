@@ -33,7 +33,9 @@ CONFIGS = {
     "distilbert": DistilBertConfig(
         vocab_size=40, dim=16, hidden_dim=32, n_layers=2, n_heads=2, max_position_embeddings=64
     ),
-    "modernbert": ModernBertConfig(**SIZES, pad_token_id=1, cls_token_id=0, sep_token_id=2, bos_token_id=0, eos_token_id=2),
+    "modernbert": ModernBertConfig(
+        **SIZES, pad_token_id=1, cls_token_id=0, sep_token_id=2, bos_token_id=0, eos_token_id=2
+    ),
     "electra": ElectraConfig(**SIZES, embedding_size=16),
     "albert": AlbertConfig(**SIZES, embedding_size=16),
     "deberta-v2": DebertaV2Config(**SIZES),

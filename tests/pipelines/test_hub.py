@@ -34,7 +34,11 @@ def python(hub, tmp_path):
             "OMP_NUM_THREADS": "2",
         }
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], env=environment, cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout

@@ -172,7 +172,9 @@ def test_draws_never_pick_a_token_without_probability():
 
 
 def sentence_mean_law(model, steps):
-    """Spindle with the paper's sentence mean: masked tokens count with the corpus mean, so the rates depend on the state."""
+    """
+    Spindle with the paper's sentence mean: masked tokens count with the corpus mean, so the rates depend on the state.
+    """
     import math
 
     from toys import model_probabilities, transition

@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from diffusers import DDPMScheduler
 from toys import CLS, COUNTS, MASK, PAD, SEP, toy_model, toy_tokenizer
 from transformers import (
     AutoModelForMaskedLM,
@@ -118,7 +119,7 @@ def test_number_of_forward_passes(pipe):
     for steps, length in ((None, 6), (3, 6), (1000, 6), (1, 6)):
         calls.clear()
         pipe(gen_length=length, num_inference_steps=steps, num_texts_per_prompt=2, generator=seeded())
-        if pipe.scheduler.token_dependent:
+        if pipe.scheduler.noise.token_dependent:
             assert len(calls) <= (steps or 1000)
         else:
             assert len(calls) <= min(steps or length, length)
@@ -213,7 +214,12 @@ STOCK = {
         sep_token_id=3,
     ),
     "electra": ElectraConfig(
-        vocab_size=8, hidden_size=16, embedding_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+        vocab_size=8,
+        hidden_size=16,
+        embedding_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
     ),
 }
 
@@ -315,14 +321,24 @@ def test_save_and_load(conditioning, tmp_path):
     before = pipe(gen_length=6, generator=seeded())
     for _ in range(2):  # the second time over the first
         pipe.save_pretrained(tmp_path / "saved")
-    assert sorted(p.name for p in (tmp_path / "saved").iterdir()) == ["model", "model_index.json", "scheduler", "tokenizer"]
+    assert sorted(p.name for p in (tmp_path / "saved").iterdir()) == [
+        "model",
+        "model_index.json",
+        "scheduler",
+        "tokenizer",
+    ]
     index = json.loads((tmp_path / "saved" / "model_index.json").read_text())
     assert index["model"] == ["diffusers_text", "DiffusionBertForMaskedDiffusion"]
     assert index["scheduler"] == ["diffusers_text", "AbsorbingStateScheduler"]
     assert index["tokenizer"][0] == "transformers"
     loaded = TextDiffusionPipeline.from_pretrained(tmp_path / "saved")
     assert loaded(gen_length=6, generator=seeded()).texts == before.texts
-    assert TextDiffusionPipeline.from_pretrained(tmp_path / "saved", dtype=torch.bfloat16).model.dtype == torch.bfloat16
+    assert (
+        TextDiffusionPipeline.from_pretrained(tmp_path / "saved", dtype=torch.bfloat16).model.dtype == torch.bfloat16
+    )
+    pipe.to(torch.float16).save_pretrained(tmp_path / "half", variant="fp16")
+    half = TextDiffusionPipeline.from_pretrained(tmp_path / "half", variant="fp16", dtype=torch.float16)
+    assert half.model.dtype == torch.float16
 
 
 def test_flat_layout_loads(tmp_path):
@@ -409,7 +425,10 @@ WRONG_CALLS = [
     ({"input_ids": torch.ones(0, 2, dtype=torch.long)}, "`input_ids` is empty"),
     ({"input_ids": torch.tensor([[2, 8]])}, r"`input_ids` must lie in \[0, 8\), got 2 to 8"),
     ({"input_ids": torch.tensor([[-1, 5]])}, r"`input_ids` must lie in \[0, 8\), got -1 to 5"),
-    ({"input_ids": torch.tensor([[2, 5]]), "attention_mask": torch.ones(1, 3)}, "`attention_mask` goes with `input_ids`"),
+    (
+        {"input_ids": torch.tensor([[2, 5]]), "attention_mask": torch.ones(1, 3)},
+        "`attention_mask` goes with `input_ids`",
+    ),
     ({"prompt": "a", "attention_mask": torch.ones(1, 3)}, "`attention_mask` goes with `input_ids`"),
     ({"gen_length": 0}, "`gen_length` must be an integer >= 1, got 0"),
     ({"gen_length": 2.0}, "`gen_length` must be an integer >= 1, got 2.0"),
@@ -428,9 +447,15 @@ WRONG_CALLS = [
     ({"top_p": 1.5}, r"`top_p` must be None or a number in \(0, 1\], got 1.5"),
     ({"generator": [torch.Generator()]}, "`generator` has 1 generators for 2 rows"),
     ({"generator": 42}, "`generator` must be a torch.Generator or a list of them, got int"),
-    ({"generator": [torch.Generator(), None]}, "`generator` must be a torch.Generator or a list of them, got NoneType"),
+    (
+        {"generator": [torch.Generator(), None]},
+        "`generator` must be a torch.Generator or a list of them, got NoneType",
+    ),
     ({"output_type": "pt"}, "`output_type` must be 'text' or 'seq', got 'pt'"),
-    ({"callback_on_step_end_tensor_inputs": ["latents"]}, r"`callback_on_step_end_tensor_inputs` .* got \['latents'\]"),
+    (
+        {"callback_on_step_end_tensor_inputs": ["latents"]},
+        r"`callback_on_step_end_tensor_inputs` .* got \['latents'\]",
+    ),
 ]
 
 
@@ -476,8 +501,10 @@ def test_wrong_components_are_named():
         build(vocab_size=7)
     with pytest.raises(ValueError, match="8 .*entries|`token_counts` has 3 entries"):
         build(schedule="spindle", token_counts=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"would sample the special tokens \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"would sample special tokens, \[0, 1\]"):
         build(suppressed_token_ids=[2])
+    with pytest.raises(ValueError, match="`scheduler` is a DDPMScheduler"):
+        TextDiffusionPipeline(toy_model(), toy_tokenizer(), DDPMScheduler())
     with pytest.raises(ValueError, match="resize_token_embeddings"):
         build(model=toy_model(vocab_size=7))
 
@@ -495,5 +522,3 @@ def test_pipeline_class_of_diffusers_finds_no_class_of_ours(tmp_path):
     build().save_pretrained(tmp_path)
     with pytest.raises(AttributeError, match="TextDiffusionPipeline"):
         DiffusionPipeline.from_pretrained(tmp_path)
-
-

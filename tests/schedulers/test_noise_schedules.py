@@ -1,4 +1,6 @@
-"""g is a distribution function in time, for every schedule and any token counts; the noise that is drawn follows it."""
+"""
+g is a distribution function in time, for every schedule and any token counts; the noise that is drawn follows it.
+"""
 
 import math
 
@@ -29,15 +31,17 @@ def spindle(counts, **kwargs):
 )
 def test_spindle_is_monotone_in_unit_interval_with_finite_rates(counts, spindle_lambda, information, mean, dtype):
     scheduler = spindle(counts, spindle_lambda=spindle_lambda, spindle_information=information, spindle_mean=mean)
-    times = torch.cat([torch.zeros(1), torch.logspace(-5, 0, 200), torch.linspace(0.01, 1, 100)]).sort().values.to(dtype)
+    times = (
+        torch.cat([torch.zeros(1), torch.logspace(-5, 0, 200), torch.linspace(0.01, 1, 100)]).sort().values.to(dtype)
+    )
     ids = torch.arange(len(counts))[None].expand(len(times), -1)
-    g = scheduler.g_at(times[:, None], scheduler.token_offsets(ids, ids).to(dtype))
+    g = scheduler.noise.g(times[:, None], scheduler.noise.token_offsets(ids, ids).to(dtype))
     assert g.dtype == dtype
     assert (g[0] == 0).all()
     assert (g[-1] == 1).all()
     assert ((g >= 0) & (g <= 1)).all()
     assert (g.diff(dim=0) >= 0).all()
-    rates = scheduler.rate_at(times[1:, None], scheduler.token_offsets(ids, ids)[1:].to(dtype))
+    rates = scheduler.noise.rate(times[1:, None], scheduler.noise.token_offsets(ids, ids)[1:].to(dtype))
     assert rates.isfinite().all()
     assert (rates > 0).all()
 
@@ -61,10 +65,10 @@ def test_the_derivative_is_that_of_g(schedule):
     scheduler = AbsorbingStateScheduler(schedule=schedule, token_counts=COUNTS)
     times = torch.linspace(0.01, 0.99, 50, dtype=torch.float64)[:, None].requires_grad_()
     h = torch.tensor(spindle_h())[None] if schedule == "spindle" else None
-    g = scheduler.g_at(times, h)
+    g = scheduler.noise.g(times, h)
     for column in range(g.shape[1]):
         (slope,) = torch.autograd.grad(g[:, column].sum(), times, retain_graph=True)
-        rate = scheduler.rate_at(times, h)[:, column : column + 1]
+        rate = scheduler.noise.rate(times, h)[:, column : column + 1]
         torch.testing.assert_close(rate, slope / g[:, column : column + 1])
 
 
@@ -97,14 +101,16 @@ def test_the_clamp_touches_only_the_paper_s_offsets():
     counts = [int(10**6 / rank) for rank in range(1, 2000)]
     limit = 0.95 / (math.pi * 0.3)
     ids = torch.arange(len(counts))[None]
-    paper = spindle(counts).token_offsets(ids, ids)
-    released = spindle(counts, spindle_information="log_count").token_offsets(ids, ids)
+    paper = spindle(counts).noise.token_offsets(ids, ids)
+    released = spindle(counts, spindle_information="log_count").noise.token_offsets(ids, ids)
     assert (paper.abs() >= limit - 1e-12).any()
     assert (released.abs() < limit).all()
 
 
 def test_sentence_mean_centres_each_row_on_itself():
-    """With one kind of token in the row, its information is the row's mean and h is 0: the schedule is linear there."""
+    """
+    With one kind of token in the row, its information is the row's mean and h is 0: the schedule is linear there.
+    """
     scheduler = spindle(COUNTS, spindle_mean="sentence", suppressed_token_ids=[2])
     ids = torch.tensor([[2, 7, 7, 7], [2, 5, 5, 5]])
     g = scheduler.mask_probability(torch.tensor([0.5, 0.5]), ids)

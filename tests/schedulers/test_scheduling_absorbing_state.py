@@ -102,7 +102,7 @@ def test_no_mask_is_left_and_revealed_positions_stay(kwargs, steps):
     assert not torch.isin(sample, torch.tensor([0, 1, 2, MASK])).any()
     assert sample[2].tolist() == [5] * 12
     assert passes <= (steps or 10_000)
-    if not scheduler.token_dependent:
+    if not scheduler.noise.token_dependent:
         assert passes == scheduler.num_forward_passes <= min(steps or 12, 12)
 
 
@@ -121,8 +121,9 @@ def test_own_loop_leaves_no_mask(kwargs, steps):
     assert not (sample == MASK).any()
 
 
-def test_temperature_zero_is_the_argmax_at_the_revealed_positions():
-    scheduler = scheduler_of(temperature=0.0)
+@pytest.mark.parametrize("temperature", [0.0, 1e-30])
+def test_temperature_zero_is_the_argmax_at_the_revealed_positions(temperature):
+    scheduler = scheduler_of(temperature=temperature)
     sample = torch.full((2, 6), MASK)
     found, _ = run(scheduler, sample, 3)
     logits = logits_of(sample).clone()
@@ -209,7 +210,7 @@ def test_round_trip_through_another_config_keeps_everything(tmp_path):
         visible = lambda config: {k: v for k, v in config.items() if not k.startswith("_")}  # noqa: E731
         assert visible(other.config) == visible(first.config)
         ids = torch.arange(8)[None]
-        assert torch.equal(other.token_offsets(ids, ids), first.token_offsets(ids, ids))
+        assert torch.equal(other.noise.token_offsets(ids, ids), first.noise.token_offsets(ids, ids))
     assert json.loads((tmp_path / "scheduler_config.json").read_text())["token_counts"] == COUNTS
 
 
@@ -240,7 +241,10 @@ def test_a_call_changes_no_config():
     [
         ({"schedule": "sigmoid"}, "`schedule` must be one of .* got 'sigmoid'"),
         ({"schedule": "spindle"}, "count_tokens"),
-        ({"schedule": "spindle", "token_counts": [1, 2], "vocab_size": 3}, "`token_counts` has 2 entries for a vocabulary of 3: call `count_tokens"),
+        (
+            {"schedule": "spindle", "token_counts": [1, 2], "vocab_size": 3},
+            "`token_counts` has 2 entries for a vocabulary of 3: call `count_tokens",
+        ),
         ({"token_counts": [0, 0]}, "`token_counts` must be"),
         ({"token_counts": [1.5]}, "`token_counts` must be"),
         ({"token_counts": [-1, 2]}, "`token_counts` must be"),
@@ -275,6 +279,8 @@ def test_wrong_calls_are_named():
         scheduler.step(torch.zeros(2, 3, 8), 0.3, sample)
     with pytest.raises(ValueError, match="`logits` must have shape"):
         scheduler.step(torch.zeros(2, 4, 8), 1.0, sample)
+    with pytest.raises(ValueError, match="`logits` hold NaN"):
+        scheduler.step(torch.full((2, 3, 8), float("nan")), 1.0, sample)
     with pytest.raises(ValueError, match="`top_p`"):
         scheduler.step(torch.zeros(2, 3, 8), 1.0, sample, top_p=0.0)
     with pytest.raises(ValueError, match="LongTensor"):
@@ -282,6 +288,10 @@ def test_wrong_calls_are_named():
     scheduler.next_positions(sample)
     with pytest.raises(ValueError, match="set_timesteps"):
         scheduler.next_positions(sample[:1])
+    with pytest.raises(ValueError, match="`positions` must be those of the last `next_positions`"):
+        scheduler_of().step(torch.zeros(1, 8), 1.0, sample, positions=torch.tensor([0]))
+    with pytest.raises(ValueError, match="`generator` has 1 generators for 2 rows"):
+        scheduler.add_noise(sample, torch.ones(2), generator=[torch.Generator()])
     with pytest.raises(ValueError, match="`timesteps` must have shape"):
         scheduler.add_noise(sample, torch.ones(3))
     with pytest.raises(ValueError, match="`input_ids` are required"):

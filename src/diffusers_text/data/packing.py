@@ -10,8 +10,8 @@ from .special_tokens import terminator_id
 
 def pack_texts(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> torch.LongTensor:
     r"""
-    Joins texts, a terminator after each, and cuts them into rows that begin with the start token, as MDLM does. The remainder
-    that does not fill a row is dropped.
+    Joins texts, a terminator after each, and cuts them into rows that begin with the start token, as MDLM does. The
+    remainder that does not fill a row is dropped.
 
     Args:
         texts (iterable of `str`): the corpus, in order.
@@ -37,7 +37,9 @@ def pack_texts(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_len
     texts = list(texts)
     start = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
     terminator = terminator_id(tokenizer)
-    id_lists = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] if texts else []
+    id_lists = (
+        tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] if texts else []
+    )
     stream = torch.tensor(
         [i for ids in id_lists for i in (ids if terminator is None else [*ids, terminator])], dtype=torch.long
     )

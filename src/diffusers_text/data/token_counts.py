@@ -17,7 +17,8 @@ def count_tokens(dataset: Iterable, tokenizer: PreTrainedTokenizerBase, column: 
     Counts every token that can be noised (the terminator included; no padding, no start of text, no mask).
 
     Args:
-        dataset: a map-style or streaming `datasets` dataset, or any iterable of rows. A row is a text, a list of token ids, or a
+        dataset: a map-style or streaming `datasets` dataset, or any iterable of rows. A row is a text, a list of token
+        ids, or a
             mapping that holds one of these under `column`. Texts are tokenized with their special tokens.
         tokenizer: the model's tokenizer.
         column (`str`, defaults to `"text"`): where a mapping's text or ids are.

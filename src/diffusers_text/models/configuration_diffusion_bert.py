@@ -9,8 +9,8 @@ from transformers import BertConfig
 @strict
 class DiffusionBertConfig(BertConfig):
     r"""
-    Configuration of [`DiffusionBertForMaskedDiffusion`]: everything of [`~transformers.BertConfig`] and the way in which
-    the denoiser is told the diffusion time (DiffusionBERT, arXiv 2211.15029, section 4.2).
+    Configuration of [`DiffusionBertForMaskedDiffusion`]: everything of [`~transformers.BertConfig`] and the way in
+    which the denoiser is told the diffusion time (DiffusionBERT, arXiv 2211.15029, section 4.2).
 
     Args:
         time_conditioning (`str`, defaults to `"none"`):
@@ -38,7 +38,9 @@ class DiffusionBertConfig(BertConfig):
     def validate_bidirectional(self):
         """A denoiser sees the whole canvas: raises for a decoder."""
         if self.is_decoder or self.add_cross_attention:
-            raise ValueError("`is_decoder` and `add_cross_attention` must be False: a denoiser attends in both directions.")
+            raise ValueError(
+                "`is_decoder` and `add_cross_attention` must be False: a denoiser attends in both directions."
+            )
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):

@@ -30,7 +30,9 @@ class LayerTimeEmbedding(TimestepEmbedding):
 
 
 class TimeConditionedBertLayer(BertLayer):
-    """A BERT layer that adds its own embedding of the time, `time_embeddings[layer_idx]` [batch, hidden], to its input."""
+    """
+    A BERT layer that adds its own embedding of the time, `time_embeddings[layer_idx]` [batch, hidden], to its input.
+    """
 
     def __init__(self, config: DiffusionBertConfig, layer_idx: int):
         super().__init__(config, layer_idx=layer_idx)
@@ -42,9 +44,9 @@ class TimeConditionedBertLayer(BertLayer):
 
 class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
     r"""
-    BERT with a masked-LM head that predicts the clean token at every masked position, optionally told the diffusion time
-    (DiffusionBERT, arXiv 2211.15029; `config.time_conditioning`). Without time conditioning it is the architecture of
-    [`~transformers.BertForMaskedLM`], whose checkpoints load as they are.
+    BERT with a masked-LM head that predicts the clean token at every masked position, optionally told the diffusion
+    time (DiffusionBERT, arXiv 2211.15029; `config.time_conditioning`). Without time conditioning it is the
+    architecture of [`~transformers.BertForMaskedLM`], whose checkpoints load as they are.
 
     Example:
 
@@ -137,8 +139,8 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
             timesteps (`torch.FloatTensor` of shape `[batch]`, *optional*):
                 Diffusion time of each row in (0, 1]; required when `config.time_conditioning` is not `"none"`.
             labels (`torch.LongTensor` of shape `[batch, seq]`, *optional*):
-                Clean tokens, -100 where there is nothing to predict. The head then runs at the other positions only, in
-                row-major order, unless `positions_to_predict` says where; `loss` is the mean cross-entropy over the
+                Clean tokens, -100 where there is nothing to predict. The head then runs at the other positions only,
+                in row-major order, unless `positions_to_predict` says where; `loss` is the mean cross-entropy over the
                 labelled positions in nats (0 when there is none), or their sum over `num_items_in_batch`.
             positions_to_predict (`torch.LongTensor` of shape `[n]`, *optional*):
                 Flat indices over `batch * seq` at which the head runs: `logits` are then `[n, vocab]`.
@@ -146,10 +148,12 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
                 Divisor of the summed loss, as [`~transformers.Trainer`] passes it.
 
         Returns:
-            [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `[batch, seq, vocab]`, or `[n, vocab]`.
+            [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `[batch, seq, vocab]`, or `[n,
+            vocab]`.
 
         Raises:
-            ValueError: timesteps missing, not wanted, or no times; a sequence over `max_sequence_length`; `position_ids`
+            ValueError: timesteps missing, not wanted, or no times; a sequence over `max_sequence_length`;
+            `position_ids`
                 with the prefix; `positions_to_predict` that are no flat indices.
         """
         ids_or_embeds = input_ids if input_ids is not None else inputs_embeds
@@ -157,7 +161,9 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
             raise ValueError("Pass exactly one of `input_ids` and `inputs_embeds`.")
         batch_size, seq_len = ids_or_embeds.shape[:2]
         if seq_len > self.max_sequence_length:
-            raise ValueError(f"The sequence has {seq_len} tokens; this model takes at most {self.max_sequence_length}.")
+            raise ValueError(
+                f"The sequence has {seq_len} tokens; this model takes at most {self.max_sequence_length}."
+            )
         self._check_timesteps(timesteps, batch_size)
         if positions_to_predict is not None and (
             positions_to_predict.ndim != 1 or positions_to_predict.dtype != torch.long
@@ -200,9 +206,9 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
                 f" {list(timesteps.shape)}."
             )
         # Looking at the values on an accelerator would wait for it.
-        if timesteps.device.type == "cpu" and not torch.compiler.is_compiling():
-            if not bool(((timesteps > 0) & (timesteps <= 1)).all()):
-                raise ValueError(f"`timesteps` must lie in (0, 1], got {timesteps.tolist()}.")
+        can_look = timesteps.device.type == "cpu" and not torch.compiler.is_compiling()
+        if can_look and not ((timesteps > 0) & (timesteps <= 1)).all():
+            raise ValueError(f"`timesteps` must lie in (0, 1], got {timesteps.tolist()}.")
 
     def _encode(self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, timesteps, **kwargs):
         """Runs BERT's body with the time fed in the configured way; `last_hidden_state` is `[batch, seq, hidden]`."""

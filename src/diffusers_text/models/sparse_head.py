@@ -68,14 +68,17 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
     if isinstance(unwrap_model(model), DiffusionBertForMaskedDiffusion):
         return model(**inputs, positions_to_predict=positions).logits
     if "timesteps" in inputs:
-        raise ValueError(f"`timesteps` were passed, but {type(unwrap_model(model)).__name__} does not condition on time.")
+        raise ValueError(
+            f"`timesteps` were passed, but {type(unwrap_model(model)).__name__} does not condition on time."
+        )
     with _hidden_states_replaced(model, lambda states: states.flatten(0, 1)[positions][None]):  # [1, n, hidden]
         return model(**inputs).logits[0]
 
 
 class HiddenStateCache:
     r"""
-    Keeps the hidden states of a time-agnostic model's rows, so that a row that has not changed runs only the head again.
+    Keeps the hidden states of a time-agnostic model's rows, so that a row that has not changed runs only the head
+    again.
 
     Example:
 
@@ -142,7 +145,9 @@ def _hidden_states_replaced(model, replace):
 
 @contextmanager
 def _encoder_skipped(model, hidden_states):
-    """While open, the encoder of `model` returns `hidden_states` without running. Hooks on the model itself still do."""
+    """
+    While open, the encoder of `model` returns `hidden_states` without running. Hooks on the model itself still do.
+    """
     encoder = unwrap_model(model).base_model
     own_forward = vars(encoder).get("forward")  # accelerate puts one there when it offloads
     encoder.forward = lambda *args, **kwargs: BaseModelOutput(last_hidden_state=hidden_states)

@@ -31,8 +31,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             [`DiffusionBertForMaskedDiffusion`], or any `AutoModelForMaskedLM` model, which decodes time-agnostically.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): its tokenizer, with a mask token.
         scheduler ([`AbsorbingStateScheduler`]):
-            Decides what is revealed when. Where its config leaves `mask_token_id`, `vocab_size` or `suppressed_token_ids` open,
-            the pipeline holds a copy of it with the tokenizer's.
+            Decides what is revealed when. Where its config leaves `mask_token_id`, `vocab_size` or
+            `suppressed_token_ids` open, the pipeline holds a copy of it with the tokenizer's.
 
     Raises:
         ValueError: a tokenizer without mask token, or components that do not belong together.
@@ -92,7 +92,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             attention_mask (`torch.Tensor` of the shape of `input_ids`, *optional*):
                 1 for tokens, 0 for padding; by default everything but the padding token counts.
             gen_length (`int`, *optional*):
-                Text tokens to generate after the prompt. Without a prompt it defaults to `scheduler.config.gen_length`.
+                Text tokens to generate after the prompt. Without a prompt it defaults to
+                `scheduler.config.gen_length`.
             num_inference_steps (`int`, *optional*):
                 Steps T of the reverse process; None is continuous time. At most `min(T, masked positions)` forward
                 passes are made, unless the schedule depends on the token.
@@ -100,13 +101,13 @@ class TextDiffusionPipeline(DiffusionPipeline):
             temperature, top_k, top_p (*optional*):
                 Shape the prediction, in place of the scheduler config's values; temperature 0 is greedy.
             generator (`torch.Generator` or list of them, *optional*):
-                One for all texts, or one for each, so that a text does not depend on the others in the batch. It may live on the CPU
-                whatever the model's device.
+                One for all texts, or one for each, so that a text does not depend on the others in the batch. It may
+                live on the CPU whatever the model's device.
             output_type (`str`, defaults to `"text"`): `"text"`, or `"seq"` to leave the ids undecoded.
             return_dict (`bool`, defaults to `True`): return an output class, or the tuple of its fields.
             callback_on_step_end (`Callable`, *optional*):
-                Called as `callback(pipe, step, timestep, callback_kwargs)` after each forward pass, `timestep` being the
-                time of each row, `[batch]`; may return a dictionary with a new `sample`.
+                Called as `callback(pipe, step, timestep, callback_kwargs)` after each forward pass, `timestep` being
+                the time of each row, `[batch]`; may return a dictionary with a new `sample`.
             callback_on_step_end_tensor_inputs (`list[str]`, *optional*):
                 What `callback_kwargs` hold, of `"sample"` (default), `"attention_mask"`, `"positions"` and `"logits"`.
 
@@ -121,7 +122,13 @@ class TextDiffusionPipeline(DiffusionPipeline):
         if callback_on_step_end_tensor_inputs is None:
             callback_on_step_end_tensor_inputs = ["sample"]
         self.check_inputs(
-            prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type, callback_on_step_end_tensor_inputs
+            prompt,
+            input_ids,
+            attention_mask,
+            gen_length,
+            num_texts_per_prompt,
+            output_type,
+            callback_on_step_end_tensor_inputs,
         )
         config = self.scheduler.config
         check_shaping(config.temperature if temperature is None else temperature, top_k, top_p)
@@ -155,16 +162,24 @@ class TextDiffusionPipeline(DiffusionPipeline):
             if not isinstance(prompt, list) or not all(isinstance(text, str) for text in prompt):
                 raise ValueError(f"`prompt` must be a string or a list of strings, got {prompt!r}.")
             if not prompt:
-                raise ValueError("`prompt` is an empty list; pass at least one text, or None to generate from nothing.")
+                raise ValueError(
+                    "`prompt` is an empty list; pass at least one text, or None to generate from nothing."
+                )
         if input_ids is not None:
-            if not isinstance(input_ids, torch.Tensor) or input_ids.dtype != torch.long or input_ids.ndim not in (1, 2):
+            if (
+                not isinstance(input_ids, torch.Tensor)
+                or input_ids.dtype != torch.long
+                or input_ids.ndim not in (1, 2)
+            ):
                 given = input_ids.dtype if isinstance(input_ids, torch.Tensor) else type(input_ids).__name__
                 raise ValueError(f"`input_ids` must be a LongTensor of shape [batch, seq] or [seq], got {given}.")
             if input_ids.numel() == 0:
                 raise ValueError(f"`input_ids` is empty: its shape is {list(input_ids.shape)}.")
             vocab_size = self.model.config.vocab_size
             if input_ids.min() < 0 or input_ids.max() >= vocab_size:
-                raise ValueError(f"`input_ids` must lie in [0, {vocab_size}), got {input_ids.min()} to {input_ids.max()}.")
+                raise ValueError(
+                    f"`input_ids` must lie in [0, {vocab_size}), got {input_ids.min()} to {input_ids.max()}."
+                )
         if attention_mask is not None and (input_ids is None or attention_mask.shape != input_ids.shape):
             raise ValueError("`attention_mask` goes with `input_ids` and must have its shape.")
         for name, value in (("gen_length", gen_length), ("num_texts_per_prompt", num_texts_per_prompt)):
@@ -173,11 +188,10 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}.")
         if output_type not in ("text", "seq"):
             raise ValueError(f"`output_type` must be 'text' or 'seq', got {output_type!r}.")
-        unknown = [name for name in callback_tensor_inputs if name not in self._callback_tensor_inputs]
+        known = list(self._callback_tensor_inputs)
+        unknown = [name for name in callback_tensor_inputs if name not in known]
         if unknown:
-            raise ValueError(
-                f"`callback_on_step_end_tensor_inputs` must be among {list(self._callback_tensor_inputs)}, got {unknown}."
-            )
+            raise ValueError(f"`callback_on_step_end_tensor_inputs` must be among {known}, got {unknown}.")
 
     def encode_prompt(self, prompt, input_ids, attention_mask) -> list[list[int]]:
         """The prompts' token ids, special tokens included, without padding."""
@@ -197,8 +211,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
         self, rows: list[list[int]], gen_length: int | None
     ) -> tuple[torch.LongTensor, list[int], torch.BoolTensor]:
         """
-        The padded canvas `[batch, seq]`, the length of each row, and which positions lie in its `gen_length` new tokens,
-        `[batch, seq]`. New tokens stand before a closing separator, or at the end.
+        The padded canvas `[batch, seq]`, the length of each row, and which positions lie in its `gen_length` new
+        tokens, `[batch, seq]`. New tokens stand before a closing separator, or at the end.
         """
         mask_token_id = self.tokenizer.mask_token_id
         canvases, starts = [], []
@@ -235,43 +249,49 @@ class TextDiffusionPipeline(DiffusionPipeline):
         attention_mask = None
         if min(lengths) < seq_len:
             attention_mask = (torch.arange(seq_len) < torch.tensor(lengths)[:, None]).long().to(sample.device)
-        # A terminator ends a text, so it may stand where text is written, not where a gap is filled.
-        in_gap = (~generated).flatten()
-        terminator = terminator_id(self.tokenizer)
-        # A rejected proposal leaves its row as it was: a time-agnostic model then needs its head only. Under torch.compile
-        # that hook would mean a new graph a step.
-        keeps_states = self.scheduler.token_dependent and not conditions_on_time(self.model)
+        # A rejected proposal leaves its row as it was: a time-agnostic model then needs its head only. Under
+        # torch.compile that hook would mean a new graph a step.
+        keeps_states = self.scheduler.noise.token_dependent and not conditions_on_time(self.model)
         cache = HiddenStateCache() if keeps_states and not is_compiled_module(self.model) else None
-        callback_on_step_end, callback_tensor_inputs = callback
 
+        positions, timestep = self.scheduler.next_positions(sample, generator)
+        if not len(positions):
+            return sample
+        forward_passes, masked = self.scheduler.num_forward_passes, self._masked_count(sample)
         training = self.model.training
         self.model.eval()
         try:
-            positions, timestep = self.scheduler.next_positions(sample, generator)
-            forward_passes = self.scheduler.num_forward_passes
-            with self.progress_bar(total=self._masked_count(sample) if forward_passes is None else forward_passes) as bar:
+            with self.progress_bar(total=masked if forward_passes is None else forward_passes) as progress_bar:
                 step = 0
                 while len(positions):
                     logits = self.predict(sample, attention_mask, positions, timestep, cache)
-                    if terminator is not None:
-                        logits[in_gap[positions].to(logits.device), terminator] = -torch.inf
-                    before = sample
+                    self._forbid_terminator(logits, ~generated.flatten()[positions])
                     sample = self.scheduler.step(
                         logits, timestep, sample, positions=positions, generator=generator, **shaping
                     ).prev_sample
-                    if callback_on_step_end is not None:
-                        tensors = {
-                            "sample": sample, "attention_mask": attention_mask, "positions": positions, "logits": logits
-                        }  # fmt: skip
-                        callback_kwargs = {name: tensors[name] for name in callback_tensor_inputs}
-                        returned = callback_on_step_end(self, step, timestep, callback_kwargs)
-                        sample = (returned or {}).get("sample", sample)
-                    bar.update(1 if forward_passes is not None else self._masked_count(before) - self._masked_count(sample))
+                    tensors = {"attention_mask": attention_mask, "positions": positions, "logits": logits}
+                    sample = self._after_step(step, timestep, {"sample": sample, **tensors}, *callback)
                     step += 1
+                    done = step if forward_passes is not None else masked - self._masked_count(sample)
+                    progress_bar.update(done - progress_bar.n)
                     positions, timestep = self.scheduler.next_positions(sample, generator)
         finally:
             self.model.train(training)
         return sample
+
+    def _forbid_terminator(self, logits, in_gap):
+        """A terminator ends a text, so it may stand where text is written, not where a gap is filled. In place."""
+        terminator = terminator_id(self.tokenizer)
+        if terminator is not None:
+            logits[:, terminator].masked_fill_(in_gap.to(logits.device), -torch.inf)
+
+    def _after_step(self, step, timestep, tensors, callback_on_step_end, tensor_inputs) -> torch.LongTensor:
+        """Calls the callback, if there is one, and returns the canvas to go on with."""
+        if callback_on_step_end is None:
+            return tensors["sample"]
+        callback_kwargs = {name: tensors[name] for name in tensor_inputs}
+        returned = callback_on_step_end(self, step, timestep, callback_kwargs) or {}
+        return returned.get("sample", tensors["sample"])
 
     def predict(self, sample, attention_mask, positions, timestep, cache) -> torch.Tensor:
         """Logits `[n, vocab]` at flat `positions` of `sample` [batch, seq]; rows without positions are not run."""
@@ -288,13 +308,15 @@ class TextDiffusionPipeline(DiffusionPipeline):
         return logits_at(self.model, positions.to(sample.device), **inputs)
 
     def decode(self, sequences: list[torch.LongTensor], generated: torch.BoolTensor) -> list[str]:
-        """Texts of the canvases without special tokens, cut at the first terminator among the `generated` positions."""
+        """
+        Texts of the canvases without special tokens, cut at the first terminator among the `generated` positions.
+        """
         terminator = terminator_id(self.tokenizer)
         texts = []
         for sequence, is_generated in zip(sequences, generated, strict=True):
-            sequence = sequence.cpu()
-            ends = ((sequence == terminator) & is_generated[: len(sequence)]).nonzero() if terminator is not None else []
-            texts.append(sequence[: ends[0]] if len(ends) else sequence)
+            sequence = sequence.tolist()
+            ends = [i for i, token in enumerate(sequence) if token == terminator and is_generated[i]]
+            texts.append(sequence[: ends[0]] if ends else sequence)
         return self.tokenizer.batch_decode(texts, skip_special_tokens=True)
 
     def _masked_count(self, sample) -> int:
@@ -307,7 +329,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
         Args:
             save_directory (`str` or `os.PathLike`): folder, made when missing; components that it holds are replaced.
             push_to_hub (`bool`, defaults to `False`):
-                Whether to call [`push_to_hub`] as well, with `repo_id` (by default the folder's name) and its other arguments.
+                Whether to call [`push_to_hub`] as well, with `repo_id` (by default the folder's name) and its other
+                arguments.
             kwargs: `variant`, `max_shard_size` of the base class.
 
         Raises:
@@ -315,7 +338,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
         """
         if not isinstance(unwrap_model(self.model), PreTrainedModel):
             raise ValueError(
-                f"`model` is a {type(self.model).__name__}, which a pipeline cannot save: merge the adapter first, as in"
+                f"`model` is a {type(self.model).__name__}, which a pipeline cannot save: merge the adapter first with"
                 " `pipe.model = pipe.model.merge_and_unload()`."
             )
         save_kwargs = {name: kwargs.pop(name) for name in ("variant", "max_shard_size") if name in kwargs}
@@ -349,7 +372,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
         Args:
             repo_id (`str`): `"user/name"`.
-            commit_message (`str`, *optional*), private (`bool`, *optional*), token (`str`, *optional*), create_pr (`bool`):
+            commit_message (`str`, *optional*), private (`bool`, *optional*), token (`str`, *optional*), create_pr
+            (`bool`):
                 As in [`~diffusers.DiffusionPipeline.push_to_hub`].
             variant (`str`, *optional*), max_shard_size (`int` or `str`, *optional*): as in [`save_pretrained`].
             license (`str`, *optional*): the card's licence, an identifier of the Hub such as `"apache-2.0"`.
@@ -381,16 +405,22 @@ class TextDiffusionPipeline(DiffusionPipeline):
 def _matched_scheduler(scheduler, settings: dict):
     """`scheduler`, or a copy that has what its config left open; raises when it belongs to another tokenizer."""
     config = scheduler.config
+    if "mask_token_id" not in config:
+        raise ValueError(
+            f"`scheduler` is a {type(scheduler).__name__}, which unmasks no text: pass AbsorbingStateScheduler."
+        )
     for name in ("mask_token_id", "vocab_size"):
         if config[name] is not None and config[name] != settings[name]:
             raise ValueError(
                 f"`scheduler` has `{name}` {config[name]}, the tokenizer's is {settings[name]}: build it with"
                 " `token_settings(tokenizer)`."
             )
-    missing = set(settings["suppressed_token_ids"]) - set(config.suppressed_token_ids or settings["suppressed_token_ids"])
+    missing = set(settings["suppressed_token_ids"]) - set(
+        config.suppressed_token_ids or settings["suppressed_token_ids"]
+    )
     if missing:
         raise ValueError(
-            f"`scheduler` would sample the special tokens {sorted(missing)}: build it with `token_settings(tokenizer)`."
+            f"`scheduler` would sample special tokens, {sorted(missing)}: build it with `token_settings(tokenizer)`."
         )
     still_open = {name: value for name, value in settings.items() if config[name] is None}
     return type(scheduler).from_config(config, **still_open) if still_open else scheduler

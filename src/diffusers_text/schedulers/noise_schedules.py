@@ -1,9 +1,9 @@
 """
-Noise schedules: the probability `g(t)` that a token is masked at time `t`, and its derivative, as pure functions.
+Noise schedules: the probability `g(t)` that a token is masked at time `t`, and its derivative.
 
-Every schedule has the form `g_i(t) = base(t) + slope(t) * h_i`, with `g(0) = 0` and `g(1) = 1`. The number `h_i` says how
-early token `i` is masked; schedules that treat all tokens alike have no slope. To add a schedule, write its functions and
-name it in `NOISE_SCHEDULES`: training, bound and sampling all read it there.
+Every schedule has the form `g_i(t) = base(t) + slope(t) * h_i`, with `g(0) = 0` and `g(1) = 1`. The number `h_i`, its
+offset, says how early token `i` is masked; schedules that treat all tokens alike have no slope. To add a schedule,
+write its functions and name it in `NOISE_SCHEDULES`: training, bound and sampling all read it there.
 """
 
 import math
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from .sampling import precise_dtype
 
 # At |h| = 1 / (pi lambda) the spindle's rate vanishes at an end of time; beyond it, g is no longer monotone.
 SPINDLE_SLACK = 0.95
@@ -92,8 +94,8 @@ def spindle_offset(
     r"""
     The spindle's `h` of tokens: positive for those that are masked early.
 
-    `h = 1 - mean H / H(x)` (paper) or `mean w - w(x)` (released code), clamped to `|h| <= 0.95 / (pi lambda)`, where g is
-    monotone in [0, 1]. The clamp is ours; the paper has none.
+    `h = 1 - mean H / H(x)` (paper) or `mean w - w(x)` (released code), clamped to `|h| <= 0.95 / (pi lambda)`, where g
+    is monotone in [0, 1]. The clamp is ours; the paper has none.
 
     Args:
         information, mean: of [`token_information`], broadcast against each other.
@@ -109,3 +111,88 @@ def spindle_offset(
 def spindle_limit(spindle_lambda: float) -> float:
     """The largest `|h|` that [`spindle_offset`] returns."""
     return SPINDLE_SLACK / (math.pi * spindle_lambda) if spindle_lambda > 0 else 0.0
+
+
+class MaskingNoise:
+    r"""
+    The schedule of a scheduler's config: what training, bound and sampling share.
+
+    Offsets `h` broadcast against times; they are None for a schedule that treats all tokens alike.
+    """
+
+    def __init__(self, config):
+        self.config = config
+        self.base, self.slope = NOISE_SCHEDULES[config.schedule]
+        self.token_dependent = self.slope is not None
+        if self.token_dependent:
+            # The last entry is for ids beyond the tokenizer, which a padded head has: tokens that never occur.
+            self._information, mean = token_information([*config.token_counts, 0], config.spindle_information)
+            self._corpus_mean = mean.item()
+
+    def g(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
+        """g(t) = base(t) + slope(t) h: the probability of being masked at `t`."""
+        return self.g_and_derivative(t, offsets)[0]
+
+    def rate(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
+        """r(t) = g'(t) / g(t): the rate at which masked positions are revealed."""
+        g, derivative = self.g_and_derivative(t, offsets)
+        return derivative / g
+
+    def stay_probability(self, t: torch.Tensor, s: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
+        """v = g(s) / g(t): the probability that a position masked at `t` still is at `s < t`."""
+        return self.g(s, offsets) / self.g(t, offsets)
+
+    def g_and_derivative(self, t, offsets) -> tuple[torch.Tensor, torch.Tensor]:
+        """g(t) and g'(t)."""
+        base, base_derivative = self.base(t, self.config)
+        if not self.token_dependent:
+            return base, base_derivative
+        slope, slope_derivative = self.slope(t, self.config)
+        return base + slope * offsets, base_derivative + slope_derivative * offsets
+
+    def token_offsets(self, token_ids: torch.LongTensor | None, context: torch.LongTensor) -> torch.Tensor | None:
+        r"""
+        The offsets `h` of tokens.
+
+        Args:
+            token_ids (`torch.LongTensor` of shape `[batch or 1, m]`): the tokens.
+            context (`torch.LongTensor` of shape `[batch, seq]`):
+                The rows whose mean information counts with `spindle_mean="sentence"`, clean or partly masked.
+
+        Returns:
+            `torch.Tensor` of shape `[batch or 1, m]`, or None.
+        """
+        if not self.token_dependent:
+            return None
+        if token_ids is None:
+            raise ValueError(f"`input_ids` are required: the schedule {self.config.schedule!r} depends on the token.")
+        information, mean = self._information_of(token_ids), self._mean_information(context)
+        return spindle_offset(information, mean, self.config.spindle_information, self.config.spindle_lambda)
+
+    def vocabulary_offsets(self, vocab_size: int, context: torch.LongTensor) -> torch.Tensor | None:
+        """The offsets of all ids up to `vocab_size`: `[1, vocab]`, or `[batch, vocab]` with the sentence mean."""
+        return self.token_offsets(torch.arange(vocab_size, device=context.device)[None], context)
+
+    def smallest_offset(self, suppressed: torch.BoolTensor) -> float:
+        """
+        The smallest offset among tokens that are not `suppressed` [vocab]: no other is revealed faster, at any time.
+        """
+        if self.config.spindle_mean == "sentence":
+            return -spindle_limit(self.config.spindle_lambda)
+        offsets = self.vocabulary_offsets(len(suppressed), torch.empty(0, 0, dtype=torch.long))
+        return offsets[0, ~suppressed].min().item()
+
+    def _information_of(self, token_ids):
+        self._information = self._information.to(token_ids.device, precise_dtype(token_ids.device))
+        return self._information[token_ids.clamp_max(len(self._information) - 1)]
+
+    def _mean_information(self, context):
+        if self.config.spindle_mean == "corpus":
+            return self._corpus_mean
+        left_out = torch.tensor(self.config.suppressed_token_ids or [], device=context.device)
+        counted = ~torch.isin(context, left_out)
+        masked = context == self.config.mask_token_id
+        information = self._information_of(context).masked_fill(masked, self._corpus_mean)
+        lengths = counted.sum(dim=1, keepdim=True)
+        mean = (information * counted).sum(dim=1, keepdim=True) / lengths
+        return mean.masked_fill(lengths == 0, self._corpus_mean)  # [batch, 1]

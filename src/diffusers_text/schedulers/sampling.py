@@ -1,4 +1,6 @@
-"""What every scheduler needs to draw tokens: uniforms from the caller's generator, shaped distributions, exact draws."""
+"""
+What every scheduler needs to draw tokens: uniforms from the caller's generator, shaped distributions, exact draws.
+"""
 
 import torch
 
@@ -20,9 +22,12 @@ def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
     Returns:
         `torch.Tensor` of shape `[sum(counts)]`.
     """
+    check_generator(generator, len(counts))
     dtype = precise_dtype(device)
     if isinstance(generator, list):
-        drawn = [torch.rand(n, generator=g, device=g.device, dtype=dtype) for n, g in zip(counts, generator, strict=True)]
+        drawn = [
+            torch.rand(n, generator=g, device=g.device, dtype=dtype) for n, g in zip(counts, generator, strict=True)
+        ]
         return torch.cat([numbers.to(device) for numbers in drawn])
     source = device if generator is None else generator.device
     return torch.rand(sum(counts), generator=generator, device=source, dtype=dtype).to(device)
@@ -61,7 +66,7 @@ def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, to
     if temperature == 0:
         argmax = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, argmax, 0.0)
-    logits = logits / temperature
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # no temperature is too small for this
     if top_k is not None and top_k < logits.shape[-1]:
         values, tokens = logits.topk(top_k, dim=-1)
         logits = torch.full_like(logits, -torch.inf).scatter_(-1, tokens, values)
@@ -75,7 +80,8 @@ def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, to
 
 def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.LongTensor:
     r"""
-    One token per row by inverting the cumulative distribution, exact down to the smallest probability that float64 holds.
+    One token per row by inverting the cumulative distribution, exact down to the smallest probability that float64
+    holds.
 
     Args:
         logits (`torch.Tensor` of shape `[n, vocab]`): unnormalised log-probabilities, at least one finite in each row.

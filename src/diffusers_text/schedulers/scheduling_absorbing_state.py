@@ -7,7 +7,7 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import BaseOutput
 
-from .noise_schedules import NOISE_SCHEDULES, spindle_limit, spindle_offset, token_information
+from .noise_schedules import NOISE_SCHEDULES, MaskingNoise
 from .sampling import check_shaping, draw_tokens, draw_uniforms, precise_dtype, shape_logits
 
 
@@ -34,13 +34,13 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     r"""
     Masked diffusion with the schedules of MDLM (arXiv 2406.07524) and DiffusionBERT's spindle (arXiv 2211.15029).
 
-    A token `x` is masked at time `t` in (0, 1] with probability `g_x(t)`; `t = 1` is fully masked. A masked position of the
-    reverse process takes token `k` on the way from `t` to `s < t` with probability `p_k u_k`, `u_k = 1 - g_k(s) / g_k(t)`,
-    where `p = softmax(logits + log g(t))`: Bayes' rule gives the prediction the factor `g_k(t)` (the tilt), which is
-    constant, and so nothing, unless the schedule depends on the token.
+    A token `x` is masked at time `t` in (0, 1] with probability `g_x(t)`; `t = 1` is fully masked. A masked position
+    of the reverse process takes token `k` on the way from `t` to `s < t` with probability `p_k u_k`, `u_k = 1 - g_k(s)
+    / g_k(t)`, where `p = softmax(logits + log g(t))`: Bayes' rule gives the prediction the factor `g_k(t)` (the tilt),
+    which is constant, and so nothing, unless the schedule depends on the token.
 
-    Deviations from DiffusionBERT: its `h` is clamped so that g is monotone, its mean is taken over the corpus by default, its
-    reverse step uses the token-dependent rates, and the tilt is on by default.
+    Deviations from DiffusionBERT: its `h` is clamped so that g is monotone, its mean is taken over the corpus by
+    default, its reverse step uses the token-dependent rates, and the tilt is on by default.
 
     Args:
         mask_token_id (`int`, *optional*):
@@ -48,24 +48,28 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         vocab_size (`int`, *optional*):
             Size of the tokenizer's vocabulary; ids beyond it are never sampled. Filled in likewise.
         suppressed_token_ids (`list[int]`, *optional*):
-            Ids that are never sampled beside `mask_token_id`. Filled in likewise with all special tokens but the terminator.
+            Ids that are never sampled beside `mask_token_id`. Filled in likewise with all special tokens but the
+            terminator.
         schedule (`str`, defaults to `"linear"`):
-            `"linear"` (also under its MDLM name `"loglinear"`), `"cosine"`, `"polynomial"`, `"geometric"` or `"spindle"`.
+            `"linear"` (also under its MDLM name `"loglinear"`), `"cosine"`, `"polynomial"`, `"geometric"` or
+            `"spindle"`.
         power (`float`, defaults to 2.0): exponent of the polynomial schedule.
         sigma_min, sigma_max (`float`, defaults to 1e-5 and 20): ends of the geometric schedule.
         spindle_lambda (`float`, defaults to 0.3): strength of the spindle in [0, 1]; 0 is linear.
         spindle_information (`str`, defaults to `"surprisal"`):
             `"surprisal"` for the paper's `h`, `"log_count"` for that of its released code.
         spindle_mean (`str`, defaults to `"corpus"`):
-            Mean information over the `"corpus"`, or over the `"sentence"` as in the paper. A sentence is the row without
-            `suppressed_token_ids`; the reverse process, which sees part of it, gives masked tokens the corpus mean.
+            Mean information over the `"corpus"`, or over the `"sentence"` as in the paper. A sentence is the row
+            without `suppressed_token_ids`; the reverse process, which sees part of it, gives masked tokens the corpus
+            mean.
         token_counts (`list[int]` of length `vocab_size`, *optional*):
             Occurrences of each token in the training corpus, from [`count_tokens`]; the spindle needs them.
         corpus (`str`, *optional*): what `token_counts` was counted on, for the record.
         tilt (`bool`, defaults to `True`): whether the prediction gets the factor `g_k(t)`; the paper has none.
         gen_length (`int`, defaults to 64): text tokens that a pipeline generates by default.
         temperature (`float`, defaults to 1.0), top_k (`int`, *optional*), top_p (`float`, *optional*):
-            Default shaping of `p` when sampling, in the meaning of [`~transformers.GenerationConfig`]; temperature 0 is argmax.
+            Default shaping of `p` when sampling, in the meaning of [`~transformers.GenerationConfig`]; temperature 0
+            is argmax.
 
     Example:
 
@@ -112,12 +116,10 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         top_p: float | None = None,
     ):
         self._check_config()
-        self.noise = NOISE_SCHEDULES[schedule]
-        self.token_dependent = self.noise.slope is not None
+        self.noise = MaskingNoise(self.config)
         self._min_offset = None
-        if self.token_dependent:
-            self._information, self._corpus_mean = token_information(token_counts, spindle_information)
-            self._min_offset = self._smallest_offset()
+        if self.noise.token_dependent:
+            self._min_offset = self.noise.smallest_offset(self._suppressed(len(token_counts), "cpu"))
         self.set_timesteps(None)
 
     def _check_config(self):
@@ -138,7 +140,9 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         if not config.power > 0:
             raise ValueError(f"`power` must be > 0, got {config.power!r}.")
         if not 0 < config.sigma_min < config.sigma_max:
-            raise ValueError(f"0 < sigma_min < sigma_max must hold, got {config.sigma_min!r} and {config.sigma_max!r}.")
+            raise ValueError(
+                f"0 < sigma_min < sigma_max must hold, got {config.sigma_min!r} and {config.sigma_max!r}."
+            )
         check_shaping(config.temperature, config.top_k, config.top_p)
         counts = config.token_counts
         if counts is None:
@@ -148,7 +152,9 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
                     " `token_counts=count_tokens(dataset, tokenizer)`."
                 )
         elif not isinstance(counts, list) or not all(type(n) is int and n >= 0 for n in counts) or not any(counts):
-            raise ValueError("`token_counts` must be a list of integers >= 0, not all 0, as `count_tokens` returns it.")
+            raise ValueError(
+                "`token_counts` must be a list of integers >= 0, not all 0, as `count_tokens` returns it."
+            )
         elif config.vocab_size is not None and len(counts) != config.vocab_size:
             raise ValueError(
                 f"`token_counts` has {len(counts)} entries for a vocabulary of {config.vocab_size}: call"
@@ -167,7 +173,9 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     def mask_token_id(self) -> int:
         """Id of the mask token; an error when the config has none."""
         if self.config.mask_token_id is None:
-            raise ValueError("`mask_token_id` is None: build the scheduler with `mask_token_id=tokenizer.mask_token_id`.")
+            raise ValueError(
+                "`mask_token_id` is None: build the scheduler with `mask_token_id=tokenizer.mask_token_id`."
+            )
         return self.config.mask_token_id
 
     def mask_probability(self, timesteps: torch.Tensor, input_ids: torch.LongTensor | None = None) -> torch.Tensor:
@@ -176,87 +184,19 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
         Args:
             timesteps (`torch.Tensor` of shape `[batch]`): times in [0, 1].
-            input_ids (`torch.LongTensor` of shape `[batch, seq]`, *optional*): clean tokens, for a token-dependent schedule.
+            input_ids (`torch.LongTensor` of shape `[batch, seq]`, *optional*): clean tokens, for a token-dependent
+            schedule.
 
         Returns:
             `torch.Tensor` of shape `[batch, 1]`, or `[batch, seq]` for a token-dependent schedule.
         """
-        return self.g_at(timesteps[:, None], self.token_offsets(input_ids, input_ids))
+        return self.noise.g(timesteps[:, None], self.noise.token_offsets(input_ids, input_ids))
 
     def unmasking_rate(self, timesteps: torch.Tensor, input_ids: torch.LongTensor | None = None) -> torch.Tensor:
-        """The rate `r = g'(t) / g(t)` at which masked tokens are revealed; arguments and shape of [`mask_probability`]."""
-        return self.rate_at(timesteps[:, None], self.token_offsets(input_ids, input_ids))
-
-    # The three functions that training, bound and sampling share. `offsets` are the tokens' h, broadcast against the times,
-    # or None for a schedule that treats all tokens alike.
-
-    def g_at(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
-        """g(t) = base(t) + slope(t) h."""
-        return self._g_and_derivative(t, offsets)[0]
-
-    def rate_at(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
-        """r(t) = g'(t) / g(t)."""
-        g, derivative = self._g_and_derivative(t, offsets)
-        return derivative / g
-
-    def stay_probability(self, t: torch.Tensor, s: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
-        """v = g(s) / g(t): the probability that a position masked at `t` still is at `s < t`."""
-        return self.g_at(s, offsets) / self.g_at(t, offsets)
-
-    def _g_and_derivative(self, t, offsets):
-        base, base_derivative = self.noise.base(t, self.config)
-        if not self.token_dependent:
-            return base, base_derivative
-        slope, slope_derivative = self.noise.slope(t, self.config)
-        return base + slope * offsets, base_derivative + slope_derivative * offsets
-
-    def token_offsets(self, token_ids: torch.LongTensor | None, context: torch.LongTensor) -> torch.Tensor | None:
-        r"""
-        The `h` of tokens: how early the spindle masks them. None for a schedule that treats all tokens alike.
-
-        Args:
-            token_ids (`torch.LongTensor` of shape `[batch or 1, m]`): the tokens.
-            context (`torch.LongTensor` of shape `[batch, seq]`):
-                The rows whose mean information counts with `spindle_mean="sentence"`, clean or partly masked.
         """
-        if not self.token_dependent:
-            return None
-        if token_ids is None:
-            raise ValueError(f"`input_ids` are required: the schedule {self.config.schedule!r} depends on the token.")
-        information = self._information_of(token_ids)
-        return spindle_offset(
-            information, self._mean_information(context), self.config.spindle_information, self.config.spindle_lambda
-        )
-
-    def vocabulary_offsets(self, vocab_size: int, context: torch.LongTensor) -> torch.Tensor | None:
-        """[`token_offsets`] of all ids up to `vocab_size`: `[1, vocab]`, or `[batch, vocab]` with the sentence mean."""
-        return self.token_offsets(torch.arange(vocab_size, device=context.device)[None], context)
-
-    def _information_of(self, token_ids):
-        self._information = self._information.to(token_ids.device, precise_dtype(token_ids.device))
-        known = len(self._information)
-        # A head padded beyond the tokenizer has columns without counts: tokens that never occur.
-        unseen = self._information.max()
-        return torch.where(token_ids < known, self._information[token_ids.clamp_max(known - 1)], unseen)
-
-    def _mean_information(self, context):
-        if self.config.spindle_mean == "corpus":
-            return self._corpus_mean.item()
-        left_out = torch.tensor(self.config.suppressed_token_ids or [], device=context.device)
-        counted = ~torch.isin(context, left_out)
-        masked = context == self.config.mask_token_id
-        information = self._information_of(context).masked_fill(masked, self._corpus_mean.item())
-        lengths = counted.sum(dim=1, keepdim=True)
-        mean = (information * counted).sum(dim=1, keepdim=True) / lengths
-        return mean.masked_fill(lengths == 0, self._corpus_mean.item())  # [batch, 1]
-
-    def _smallest_offset(self) -> float:
-        """The smallest `h` among tokens that can be sampled: at every time, no token is revealed faster."""
-        if self.config.spindle_mean == "sentence":
-            return -spindle_limit(self.config.spindle_lambda)
-        vocab_size = len(self.config.token_counts)
-        offsets = self.vocabulary_offsets(vocab_size, torch.empty(0, 0, dtype=torch.long))[0]
-        return offsets[~self._suppressed(vocab_size, "cpu")].min().item()
+        The rate `r = g'(t) / g(t)` at which masked tokens are revealed; arguments and shape of [`mask_probability`].
+        """
+        return self.noise.rate(timesteps[:, None], self.noise.token_offsets(input_ids, input_ids))
 
     def sample_timesteps(
         self,
@@ -267,8 +207,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         time_epsilon: float = 0.0,
     ) -> torch.Tensor:
         r"""
-        Training times, each uniform on (0, 1] and together stratified: one random shift, and a random permutation of the
-        strata over rows, so that a row's time does not depend on its place (MDLM, arXiv 2406.07524, appendix C.3).
+        Training times, each uniform on (0, 1] and together stratified: one random shift, and a random permutation of
+        the strata over rows, so that a row's time does not depend on its place (MDLM, arXiv 2406.07524, appendix C.3).
 
         Args:
             batch_size (`int`): number of times.
@@ -354,18 +294,19 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         r"""
         Where the reverse process next needs the denoiser, and at which time.
 
-        Whether a position is revealed does not depend on the model when the schedule treats all tokens alike: it happens at the
-        time tau with `g(tau) = U`, U uniform. A token-dependent schedule reveals by thinning: positions are proposed as if
-        their token were the fastest one, and [`step`] accepts what was drawn with `u_k / u_max`. Each row jumps from one
-        of its events to the next, so rows stand at different times.
+        Whether a position is revealed does not depend on the model when the schedule treats all tokens alike: it
+        happens at the time tau with `g(tau) = U`, U uniform. A token-dependent schedule reveals by thinning: positions
+        are proposed as if their token were the fastest one, and [`step`] accepts what was drawn with `u_k / u_max`.
+        Each row jumps from one of its events to the next, so rows stand at different times.
 
         Args:
             sample (`torch.LongTensor` of shape `[batch, seq]`): the canvas.
             generator (`torch.Generator` or one a row, *optional*): source of randomness.
 
         Returns:
-            Flat indices `[n]` over `batch * seq`, none when the canvas is finished, and the time of each row, `[batch]`: the start
-            of its step, or in continuous time its event's; 0 for a finished row. Both lie on the CPU.
+            Flat indices `[n]` over `batch * seq`, none when the canvas is finished, and the time of each row,
+            `[batch]`: the start of its step, or in continuous time its event's; 0 for a finished row. Both lie on the
+            CPU.
         """
         _check_sample(sample)
         masked = (sample == self.mask_token_id).cpu()
@@ -382,18 +323,20 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         if unplanned.any():
             self._events[unplanned] = self._draw_events(unplanned, generator)
         row_times = self._events.amax(dim=1) if masked.numel() else self._now * 0
-        if self.num_forward_passes is None and not self.token_dependent:
+        if self.num_forward_passes is None and not self.noise.token_dependent:
             self.num_forward_passes = max((len(row[row > 0].unique()) for row in self._events), default=0)
         due = (self._events == row_times[:, None]) & masked
         return due.flatten().nonzero().flatten(), row_times
 
     def _draw_events(self, unplanned, generator):
-        """Times of the next proposals at `unplanned` positions [batch, seq], in row-major order, from each row's `_now`."""
+        """
+        Times of the next proposals at `unplanned` positions [batch, seq], in row-major order, from each row's `_now`.
+        """
         rows = unplanned.nonzero()[:, 0]
         now = self._now[rows]
         uniforms = 1 - draw_uniforms(unplanned.sum(dim=1).tolist(), generator, "cpu")  # in (0, 1]
         # No proposal in [tau, now) has probability g_min(tau) / g_min(now).
-        tau = self._time_of_level(uniforms * self.g_at(now, self._min_offset), now)
+        tau = self._time_of_level(uniforms * self.noise.g(now, self._min_offset), now)
         if self.num_inference_steps is None:
             return tau
         steps = self.num_inference_steps
@@ -404,7 +347,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         low, high = torch.zeros_like(latest), latest.clone()
         tau = latest * level
         for _ in range(100):
-            g, derivative = self._g_and_derivative(tau, self._min_offset)
+            g, derivative = self.noise.g_and_derivative(tau, self._min_offset)
             low, high = torch.where(g < level, tau, low), torch.where(g < level, high, tau)
             newton = tau - (g - level) / derivative
             inside = (newton >= low) & (newton <= high)  # False for a division by zero, too
@@ -441,14 +384,15 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             positions (`torch.LongTensor` of shape `[n]`, *optional*): what [`next_positions`] gave.
             generator (`torch.Generator` or one a row, *optional*): source of randomness.
             temperature, top_k, top_p (*optional*):
-                Shape `p` in place of the config's values, before it is decided which drawn tokens are revealed.
+                Shape `p` before it is decided which drawn tokens are revealed; None stands for the config's value.
             return_dict (`bool`, defaults to `True`): return an output class, or the tuple of its fields.
 
         Returns:
             [`AbsorbingStateSchedulerOutput`] or `tuple`.
 
         Raises:
-            ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, or full logits in continuous time.
+            ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, or full logits in
+            continuous time.
         """
         config = self.config
         temperature = config.temperature if temperature is None else temperature
@@ -463,6 +407,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             if logits.shape[:-1] != positions.shape:
                 raise ValueError(f"`logits` must have shape [{len(positions)}, vocab], got {list(logits.shape)}.")
             model_logits, positions = logits, positions.cpu()
+            if self._events is None or (self._events.flatten()[positions] == 0).any():
+                raise ValueError("`positions` must be those of the last `next_positions`.")
         else:
             if self.num_inference_steps is None:
                 raise ValueError("Continuous time (`set_timesteps(None)`) needs `positions`, from `next_positions`.")
@@ -471,9 +417,12 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             positions = (sample == self.mask_token_id).flatten().nonzero().flatten().cpu()
             model_logits = logits.flatten(0, 1)[positions]
 
+        # Looking at the values on an accelerator would wait for it.
+        if model_logits.device.type == "cpu" and model_logits.isnan().any():
+            raise ValueError("`logits` hold NaN: nothing can be drawn from them.")
         rows = positions // seq_len
         counts = torch.bincount(rows, minlength=batch_size).tolist()
-        certain = planned and not self.token_dependent  # the plan already decided that these are revealed
+        certain = planned and not self.noise.token_dependent  # the plan already decided that these are revealed
         numbers = 1 if certain else 2
         uniforms = draw_uniforms([numbers * n for n in counts], generator, sample.device).view(-1, numbers)
         context = sample[rows]  # [n, seq]
@@ -497,9 +446,9 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     def _log_prediction(self, logits, times, context):
         """Unnormalised log p_k [n, vocab] at `times` [n]: suppressed ids at -inf, tilted by log g_k(t)."""
         log_p = logits.float().masked_fill(self._suppressed(logits.shape[-1], logits.device), -torch.inf)
-        if self.token_dependent and self.config.tilt:
-            offsets = self.vocabulary_offsets(logits.shape[-1], context).float()
-            log_p = log_p + self.g_at(times.to(log_p)[:, None], offsets).log()
+        if self.noise.token_dependent and self.config.tilt:
+            offsets = self.noise.vocabulary_offsets(logits.shape[-1], context).float()
+            log_p = log_p + self.noise.g(times.to(log_p)[:, None], offsets).log()
         return log_p
 
     def _chance(self, tokens, context, times, starts, planned):
@@ -508,9 +457,11 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         starts = None if starts is None else starts.to(times)
 
         def intensity(offsets):
-            return self.rate_at(times, offsets) if starts is None else 1 - self.stay_probability(times, starts, offsets)
+            if starts is None:
+                return self.noise.rate(times, offsets)
+            return 1 - self.noise.stay_probability(times, starts, offsets)
 
-        offsets = self.token_offsets(tokens[:, None], context)
+        offsets = self.noise.token_offsets(tokens[:, None], context)
         drawn = intensity(None if offsets is None else offsets[:, 0])
         return drawn / intensity(self._min_offset) if planned else drawn
 

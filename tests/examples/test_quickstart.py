@@ -1,0 +1,55 @@
+"""The quickstart as a user runs it, on a small model and a small corpus."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toys import WORDS, toy_model, toy_tokenizer
+
+from diffusers_text import TextDiffusionPipeline
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "quickstart.py"
+
+
+def run(folder, *arguments):
+    command = [sys.executable, str(SCRIPT), "--output_dir", "saved", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    words = ["we", "must", "the", "american", "people.", "My", "fellow", "Americans,", "Wemust"]
+    toy_model(vocab_size=8 + len(words)).save_pretrained(tmp_path / "model")
+    toy_tokenizer(words=WORDS + words).save_pretrained(tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    for i in range(20):
+        (tmp_path / "texts" / f"{i:02}.txt").write_text("a b c a b.\n" + "we must the people. " * 8)
+    return tmp_path
+
+
+def test_quickstart_trains_saves_and_samples_and_repeats_itself(folder):
+    arguments = [
+        "--model_name_or_path", "model", "--dataset_name", "texts", "--max_length", "16", "--max_steps", "30",
+        "--per_device_train_batch_size", "8", "--eval_rows", "8",
+    ]  # fmt: skip
+    first, second = run(folder, *arguments), run(folder, *arguments)
+    assert first.returncode == 0, first.stderr[-2000:]
+    assert first.stdout == second.stdout
+    bounds = [float(line.split()[1]) for line in first.stdout.splitlines() if "nats per token" in line]
+    before, after = bounds[0], bounds[2]
+    assert len(bounds) == 4
+    assert after < before
+    assert first.stdout.count("  * ") == 10
+    assert "[MASK]" not in first.stdout.replace("We must [MASK] [MASK] [MASK]", "")
+    assert "bound" in first.stderr
+    pipe = TextDiffusionPipeline.from_pretrained(folder / "saved")
+    assert pipe.scheduler.config.schedule == "spindle"
+    assert pipe.scheduler.config.corpus == "texts"
+    assert first.stdout.strip().splitlines()[-1].endswith("TextDiffusionPipeline.from_pretrained('saved')")
+
+
+def test_a_corpus_that_is_too_small_is_a_clear_error(folder):
+    failed = run(folder, "--model_name_or_path", "model", "--dataset_name", "texts", "--max_length", "30000")
+    assert failed.returncode != 0
+    assert "too few for one row of `max_length` 30000" in failed.stderr
