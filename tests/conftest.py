@@ -11,3 +11,7 @@ import torch
 
 torch.set_num_threads(min(2, os.cpu_count()))
 sys.path.insert(0, str(Path(__file__).parent))
+
+from transformers.utils import logging  # noqa: E402
+
+logging.enable_propagation()  # so that caplog sees what transformers says

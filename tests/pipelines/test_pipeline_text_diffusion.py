@@ -204,7 +204,7 @@ STOCK = {
     "modernbert": ModernBertConfig(
         vocab_size=8,
         hidden_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=32,
         pad_token_id=0,
