@@ -97,7 +97,7 @@ def train(args, model, scheduler, rows, tokenizer):
     lr_schedule = get_cosine_schedule_with_warmup(optimizer, args.max_steps // 20, args.max_steps)
     batch_size = args.per_device_train_batch_size
     order, average = [], None
-    bar = tqdm(range(args.max_steps), desc="Training", unit=" steps")
+    bar = tqdm(range(args.max_steps), desc="Training", unit=" steps", mininterval=1)
     for _ in bar:  # dropout stays off: a few hundred steps do not overfit
         if len(order) < batch_size:
             order = torch.randperm(len(rows), generator=generator).tolist()
@@ -113,7 +113,7 @@ def train(args, model, scheduler, rows, tokenizer):
         optimizer.step()
         lr_schedule.step()
         average = loss.item() if average is None else 0.98 * average + 0.02 * loss.item()
-        bar.set_postfix_str(f"bound {average:.2f} nats/token")
+        bar.set_postfix_str(f"bound {average:.2f} nats/token", refresh=False)
 
 
 @torch.no_grad()

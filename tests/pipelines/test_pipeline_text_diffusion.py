@@ -399,8 +399,10 @@ def test_offload_hooks_are_respected(pipe):
     expected = pipe(gen_length=8, generator=seeded()).texts
     add_hook_to_module(pipe.model, Counter())
     add_hook_to_module(pipe.model.bert, Counter())
+    hooked_forward = pipe.model.bert.forward
     assert pipe(gen_length=8, generator=seeded()).texts == expected
     assert Counter.calls >= 8
+    assert pipe.model.bert.forward is hooked_forward
     assert pipe(gen_length=8, generator=seeded()).texts == expected
 
 
@@ -423,6 +425,7 @@ WRONG_CALLS = [
     ({"input_ids": [[1, 2]]}, "`input_ids` must be a LongTensor .* got list"),
     ({"input_ids": torch.ones(1, 2, 3, dtype=torch.long)}, "`input_ids` must be a LongTensor"),
     ({"input_ids": torch.ones(0, 2, dtype=torch.long)}, "`input_ids` is empty"),
+    ({"input_ids": torch.tensor([[2, 5], [0, 0]])}, "`input_ids` has a row of nothing but padding"),
     ({"input_ids": torch.tensor([[2, 8]])}, r"`input_ids` must lie in \[0, 8\), got 2 to 8"),
     ({"input_ids": torch.tensor([[-1, 5]])}, r"`input_ids` must lie in \[0, 8\), got -1 to 5"),
     (
@@ -441,8 +444,8 @@ WRONG_CALLS = [
     ({"num_inference_steps": 3.5}, "`num_inference_steps` must be an integer >= 1, got 3.5"),
     ({"temperature": -0.1}, "`temperature` must be a number >= 0, got -0.1"),
     ({"temperature": float("nan")}, "`temperature` must be a number >= 0, got nan"),
-    ({"top_k": 0}, "`top_k` must be None or an integer >= 1, got 0"),
-    ({"top_k": 1.5}, "`top_k` must be None or an integer >= 1, got 1.5"),
+    ({"top_k": 0}, "`top_k` must be an integer >= 1, got 0"),
+    ({"top_k": 1.5}, "`top_k` must be an integer >= 1, got 1.5"),
     ({"top_p": 0}, r"`top_p` must be None or a number in \(0, 1\], got 0"),
     ({"top_p": 1.5}, r"`top_p` must be None or a number in \(0, 1\], got 1.5"),
     ({"generator": [torch.Generator()]}, "`generator` has 1 generators for 2 rows"),

@@ -257,7 +257,7 @@ def test_a_call_changes_no_config():
         ({"gen_length": 0}, "`gen_length` must be an integer >= 1, got 0"),
         ({"vocab_size": 1.0}, "`vocab_size` must be an integer >= 1, got 1.0"),
         ({"temperature": -1.0}, "`temperature` must be a number >= 0, got -1.0"),
-        ({"top_k": 0}, "`top_k` must be None or an integer >= 1, got 0"),
+        ({"top_k": 0}, "`top_k` must be an integer >= 1, got 0"),
         ({"top_p": 1.5}, r"`top_p` must be None or a number in \(0, 1\], got 1.5"),
     ],
 )
@@ -298,6 +298,10 @@ def test_wrong_calls_are_named():
         scheduler_of(**SPINDLE).mask_probability(torch.ones(2))
     with pytest.raises(ValueError, match="mask_token_id=tokenizer.mask_token_id"):
         AbsorbingStateScheduler().add_noise(sample, torch.ones(2))
+    with pytest.raises(ValueError, match=r"`time_epsilon` must lie in \[0, 1\)"):
+        scheduler.sample_timesteps(2, time_epsilon=1.0)
+    with pytest.raises(ValueError, match="off the grid"):
+        scheduler.sample_timesteps(2, num_steps=4, time_epsilon=0.1)
     for batch_size in (0, 2.0):
         with pytest.raises(ValueError, match="`batch_size`"):
             scheduler.sample_timesteps(batch_size)

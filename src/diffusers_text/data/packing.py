@@ -32,7 +32,7 @@ def pack_texts(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_len
     ['[CLS] we agree. [SEP] no', '[CLS]. [SEP] yes. [SEP]']
     ```
     """
-    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
+    if type(max_length) is not int or max_length < 2:
         raise ValueError(f"`max_length` must be an integer >= 2, got {max_length!r}.")
     texts = list(texts)
     start = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id

@@ -10,7 +10,7 @@ from transformers import BertConfig
 class DiffusionBertConfig(BertConfig):
     r"""
     Configuration of [`DiffusionBertForMaskedDiffusion`]: everything of [`~transformers.BertConfig`] and the way in
-    which the denoiser is told the diffusion time (DiffusionBERT, arXiv 2211.15029, section 4.2).
+    which the denoiser is told the diffusion time (DiffusionBERT, arXiv 2211.15029).
 
     Args:
         time_conditioning (`str`, defaults to `"none"`):

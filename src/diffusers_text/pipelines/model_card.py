@@ -9,7 +9,7 @@ TEMPLATE = """
 
 # {name}
 
-A masked diffusion model for text, made with [diffusers-text](https://pypi.org/project/diffusers-text/).
+A masked diffusion model for text, made with diffusers-text.
 
 ## Usage
 

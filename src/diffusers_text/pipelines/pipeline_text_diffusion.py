@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.special_tokens import terminator_id, token_settings
 from ..models.sparse_head import HiddenStateCache, conditions_on_time, logits_at, max_sequence_length, unwrap_model
-from ..schedulers.sampling import check_generator, check_shaping
+from ..schedulers.sampling import check_generator, check_positive_int, check_shaping
 from .model_card import create_model_card
 from .pipeline_output import TextDiffusionPipelineOutput
 
@@ -50,7 +50,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
     """
 
     model_cpu_offload_seq = "model"
-    _callback_tensor_inputs = ("sample", "attention_mask", "positions", "logits")
+    _callback_tensor_inputs = ["sample", "attention_mask", "positions", "logits"]
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, scheduler: SchedulerMixin):
         super().__init__()
@@ -182,29 +182,31 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 )
         if attention_mask is not None and (input_ids is None or attention_mask.shape != input_ids.shape):
             raise ValueError("`attention_mask` goes with `input_ids` and must have its shape.")
-        for name, value in (("gen_length", gen_length), ("num_texts_per_prompt", num_texts_per_prompt)):
-            optional = name == "gen_length" and value is None
-            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}.")
+        if gen_length is not None:
+            check_positive_int("gen_length", gen_length)
+        check_positive_int("num_texts_per_prompt", num_texts_per_prompt)
         if output_type not in ("text", "seq"):
             raise ValueError(f"`output_type` must be 'text' or 'seq', got {output_type!r}.")
-        known = list(self._callback_tensor_inputs)
-        unknown = [name for name in callback_tensor_inputs if name not in known]
+        unknown = [name for name in callback_tensor_inputs if name not in self._callback_tensor_inputs]
         if unknown:
-            raise ValueError(f"`callback_on_step_end_tensor_inputs` must be among {known}, got {unknown}.")
+            raise ValueError(
+                f"`callback_on_step_end_tensor_inputs` must be among {self._callback_tensor_inputs}, got {unknown}."
+            )
 
     def encode_prompt(self, prompt, input_ids, attention_mask) -> list[list[int]]:
         """The prompts' token ids, special tokens included, without padding."""
         if input_ids is None:
             texts = [prompt or ""] if not isinstance(prompt, list) else prompt
             return self.tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"]
-        input_ids = input_ids.view(-1, input_ids.shape[-1])
+        input_ids = input_ids.reshape(-1, input_ids.shape[-1])
         if attention_mask is not None:
-            keep = attention_mask.view(input_ids.shape) != 0
+            keep = attention_mask.reshape(input_ids.shape) != 0
         elif self.tokenizer.pad_token_id is not None:
             keep = input_ids != self.tokenizer.pad_token_id
         else:
             keep = torch.ones_like(input_ids, dtype=torch.bool)
+        if not keep.any(dim=1).all():
+            raise ValueError("`input_ids` has a row of nothing but padding.")
         return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
 
     def prepare_canvas(

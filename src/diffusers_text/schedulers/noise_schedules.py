@@ -31,7 +31,7 @@ def linear(t, config):
 
 
 def cosine(t, config):
-    """`g = cos(pi/2 (1 - t)) = sin(pi/2 t)` (MDLM, arXiv 2406.07524, appendix)."""
+    """`g = cos(pi/2 (1 - t)) = sin(pi/2 t)` (the cosine schedule of MDLM, arXiv 2406.07524)."""
     angle = math.pi / 2 * t
     return torch.sin(angle), math.pi / 2 * torch.cos(angle)
 
@@ -42,7 +42,7 @@ def polynomial(t, config):
 
 
 def geometric(t, config):
-    """`alpha = exp(-sigma_min^(1-t) sigma_max^t)` (MDLM, appendix), rescaled so that g(0) = 0 and g(1) = 1."""
+    """`alpha = exp(-sigma_min^(1-t) sigma_max^t)` (MDLM), rescaled so that g(0) = 0 and g(1) = 1."""
     log_ratio = math.log(config.sigma_max / config.sigma_min)
     growth = config.sigma_min * torch.expm1(t * log_ratio)  # sigma(t) - sigma(0), exact near t = 0
     scale = -math.expm1(config.sigma_min - config.sigma_max)  # (alpha(0) - alpha(1)) / alpha(0)
@@ -50,7 +50,7 @@ def geometric(t, config):
 
 
 def spindle_slope(t, config):
-    """`lambda sin(pi t)` (DiffusionBERT, arXiv 2211.15029, eq. 9)."""
+    """`lambda sin(pi t)` (the spindle of DiffusionBERT, arXiv 2211.15029)."""
     scale = config.spindle_lambda
     # sin(pi t) = sin(pi (1 - t)), and the smaller angle is exact at both ends.
     return scale * torch.sin(math.pi * torch.minimum(t, 1 - t)), scale * math.pi * torch.cos(math.pi * t)

@@ -2,6 +2,8 @@
 What every scheduler needs to draw tokens: uniforms from the caller's generator, shaped distributions, exact draws.
 """
 
+from numbers import Integral, Real
+
 import torch
 
 
@@ -33,6 +35,12 @@ def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
     return torch.rand(sum(counts), generator=generator, device=source, dtype=dtype).to(device)
 
 
+def check_positive_int(name: str, value):
+    """Raises unless `value` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}.")
+
+
 def check_generator(generator, batch_size: int):
     """Raises unless `generator` is None, a `torch.Generator`, or a list of `batch_size` of them."""
     generators = generator if isinstance(generator, list) else [generator]
@@ -45,11 +53,11 @@ def check_generator(generator, batch_size: int):
 
 def check_shaping(temperature, top_k, top_p):
     """Raises unless the three arguments of [`shape_logits`] are in range."""
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
+    if isinstance(temperature, bool) or not isinstance(temperature, Real) or not temperature >= 0:
         raise ValueError(f"`temperature` must be a number >= 0, got {temperature!r}.")
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
-        raise ValueError(f"`top_k` must be None or an integer >= 1, got {top_k!r}.")
-    if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1):
+    if top_k is not None:
+        check_positive_int("top_k", top_k)
+    if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, Real) or not 0 < top_p <= 1):
         raise ValueError(f"`top_p` must be None or a number in (0, 1], got {top_p!r}.")
 
 

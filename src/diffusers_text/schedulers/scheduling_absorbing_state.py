@@ -8,7 +8,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import BaseOutput
 
 from .noise_schedules import NOISE_SCHEDULES, MaskingNoise
-from .sampling import check_shaping, draw_tokens, draw_uniforms, precise_dtype, shape_logits
+from .sampling import check_positive_int, check_shaping, draw_tokens, draw_uniforms, precise_dtype, shape_logits
 
 
 @dataclass
@@ -124,10 +124,11 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
     def _check_config(self):
         config = self.config
-        for name in ("mask_token_id", "vocab_size", "gen_length"):
-            value, least = config[name], 0 if name == "mask_token_id" else 1
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"`{name}` must be an integer >= {least}, got {value!r}.")
+        if config.mask_token_id is not None and (type(config.mask_token_id) is not int or config.mask_token_id < 0):
+            raise ValueError(f"`mask_token_id` must be an integer >= 0, got {config.mask_token_id!r}.")
+        if config.vocab_size is not None:
+            check_positive_int("vocab_size", config.vocab_size)
+        check_positive_int("gen_length", config.gen_length)
         for name, allowed in (
             ("schedule", list(NOISE_SCHEDULES)),
             ("spindle_information", ["surprisal", "log_count"]),
@@ -208,7 +209,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     ) -> torch.Tensor:
         r"""
         Training times, each uniform on (0, 1] and together stratified: one random shift, and a random permutation of
-        the strata over rows, so that a row's time does not depend on its place (MDLM, arXiv 2406.07524, appendix C.3).
+        the strata over rows, so that a row's time does not depend on its place (the low-discrepancy sampler of MDLM,
+        arXiv 2406.07524).
 
         Args:
             batch_size (`int`): number of times.
@@ -220,12 +222,13 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         Returns:
             `torch.FloatTensor` of shape `[batch_size]`.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"`batch_size` must be an integer >= 1, got {batch_size!r}.")
+        check_positive_int("batch_size", batch_size)
         if not 0 <= time_epsilon < 1:
             raise ValueError(f"`time_epsilon` must lie in [0, 1), got {time_epsilon!r}.")
         if num_steps is not None:
-            check_steps("num_steps", num_steps)
+            check_positive_int("num_steps", num_steps)
+            if time_epsilon > 0:
+                raise ValueError("`time_epsilon` would push times off the grid of `num_steps`: pass one of them.")
         source = "cpu" if generator is None else generator.device
         strata = torch.randperm(batch_size, generator=generator, device=source)
         shift = torch.rand(1, generator=generator, device=source)
@@ -278,7 +281,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         """
         self.timesteps = None
         if num_inference_steps is not None:
-            check_steps("num_inference_steps", num_inference_steps)
+            check_positive_int("num_inference_steps", num_inference_steps)
             self.timesteps = 1 - torch.arange(num_inference_steps, device=device) / num_inference_steps
         self.num_inference_steps = num_inference_steps
         # Forward passes that the process takes, known after `next_positions` unless the schedule depends on the token.
@@ -484,11 +487,6 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         if self.config.vocab_size is not None:
             suppressed[self.config.vocab_size :] = True
         return suppressed.to(device)
-
-
-def check_steps(name, steps):
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"`{name}` must be an integer >= 1, got {steps!r}.")
 
 
 def _check_sample(sample):
