@@ -9,16 +9,6 @@ def terminator_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
 
 
-def check_mask_token(tokenizer: PreTrainedTokenizerBase):
-    """Raises unless the tokenizer has a mask token."""
-    if tokenizer.mask_token_id is None:
-        raise ValueError(
-            f"{type(tokenizer).__name__} has no mask token, which masked diffusion needs: call"
-            " `tokenizer.add_special_tokens({'mask_token': '[MASK]'})` and"
-            " `model.resize_token_embeddings(len(tokenizer))`, then train."
-        )
-
-
 def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
     r"""
     The scheduler settings that follow from a tokenizer.
@@ -41,7 +31,12 @@ def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
     >>> scheduler = AbsorbingStateScheduler(**token_settings(tokenizer), schedule="cosine")
     ```
     """
-    check_mask_token(tokenizer)
+    if tokenizer.mask_token_id is None:
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no mask token, which masked diffusion needs: call"
+            " `tokenizer.add_special_tokens({'mask_token': '[MASK]'})` and"
+            " `model.resize_token_embeddings(len(tokenizer))`, then train."
+        )
     sampled = {tokenizer.mask_token_id, terminator_id(tokenizer)}
     return {
         "mask_token_id": tokenizer.mask_token_id,
@@ -74,4 +69,4 @@ def maskable_tokens(input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerB
     return ~torch.isin(input_ids, torch.tensor(fixed, dtype=torch.long, device=input_ids.device))
 
 
-__all__ = ["check_mask_token", "maskable_tokens", "terminator_id", "token_settings"]
+__all__ = ["maskable_tokens", "terminator_id", "token_settings"]

@@ -10,7 +10,7 @@ from diffusers import DiffusionPipeline, SchedulerMixin
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.utils import logging
 from diffusers.utils.torch_utils import is_compiled_module
-from huggingface_hub import ModelCard, create_repo, file_exists, upload_folder
+from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.special_tokens import terminator_id, token_settings
@@ -388,7 +388,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, variant=variant, max_shard_size=max_shard_size)
             if not file_exists(repo_id, "README.md", token=token):
-                self.create_model_card(repo_id, license=license, datasets=datasets).save(Path(folder, "README.md"))
+                create_model_card(self, repo_id, license, datasets).save(Path(folder, "README.md"))
             return upload_folder(
                 repo_id=repo_id,
                 folder_path=folder,
@@ -396,12 +396,6 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 commit_message=commit_message or f"Upload {type(self).__name__}",
                 create_pr=create_pr,
             )
-
-    def create_model_card(
-        self, repo_id: str, license: str | None = None, datasets: str | list[str] | None = None
-    ) -> ModelCard:
-        """A model card with usage, schedule, data and licence; arguments as in [`push_to_hub`]."""
-        return create_model_card(self, repo_id, license=license, datasets=datasets)
 
 
 def _matched_scheduler(scheduler, settings: dict):

@@ -2,6 +2,7 @@
 What every scheduler needs to draw tokens: uniforms from the caller's generator, shaped distributions, exact draws.
 """
 
+import math
 from numbers import Integral, Real
 
 import torch
@@ -53,8 +54,8 @@ def check_generator(generator, batch_size: int):
 
 def check_shaping(temperature, top_k, top_p):
     """Raises unless the three arguments of [`shape_logits`] are in range."""
-    if isinstance(temperature, bool) or not isinstance(temperature, Real) or not temperature >= 0:
-        raise ValueError(f"`temperature` must be a number >= 0, got {temperature!r}.")
+    if isinstance(temperature, bool) or not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
+        raise ValueError(f"`temperature` must be a finite number >= 0, got {temperature!r}.")
     if top_k is not None:
         check_positive_int("top_k", top_k)
     if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, Real) or not 0 < top_p <= 1):
