@@ -16,7 +16,7 @@ _SUBMODULES = {
     "data.special_tokens": ["maskable_tokens", "token_settings"],
     "data.token_counts": ["count_tokens"],
     "losses": ["continuous_time_bound", "discrete_time_bound"],
-    "models.sparse_head": ["HiddenStateCache", "logits_at"],
+    "models.sparse_head": ["logits_at"],
     "pipelines.pipeline_output": ["TextDiffusionPipelineOutput"],
     "pipelines.pipeline_text_diffusion": ["TextDiffusionPipeline"],
     "schedulers.scheduling_absorbing_state": ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"],

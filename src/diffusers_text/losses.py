@@ -1,16 +1,16 @@
 """
 The variational bound on the negative log-likelihood of masked diffusion, in continuous time and in T steps.
 
-`p` is the prediction of [`AbsorbingStateScheduler`] (SUBS, tilted) and x the clean token. A masked position
-contributes, in nats and as an estimate for one uniform time,
+`p` is the prediction of [`AbsorbingStateScheduler`] (SUBS, tilted) and x the clean token. Only [MASK] is ruled out
+here: a corpus may hold ids that the sampler suppresses. A masked position contributes, in nats and as an estimate for
+one uniform time,
 
     -r_x log p_x + sum_k p_k (r_k - r_x)                       continuous time, r = g' / g
     T [-u_x log p_x + v_x (log v_x - log sum_k p_k v_k)]       step t -> s of T, v = g(s) / g(t), u = 1 - v
 
 The first is MDLM's bound (arXiv 2406.07524, eq. 10) with the second part of MD4's general form (arXiv 2406.04329),
 which is 0 unless the schedule depends on the token. When the reverse process has to estimate its rates (spindle with
-the sentence
-mean: rr, uu, vv in place of r, u, v), they become
+the sentence mean: rr, uu, vv in place of r, u, v), they become
 
     -r_x log p_x + r_x log(r_x / rr_x) - r_x + sum_k rr_k p_k
     T [-u_x log p_x + u_x log(u_x / uu_x) + v_x (log v_x - log sum_k p_k vv_k)]
@@ -70,7 +70,7 @@ def continuous_time_bound(
     """
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
     rate = scheduler.noise.rate(masked.times, masked.true_offsets)
-    log_p, expected_rate = _predict(scheduler, masked, lambda h, times: scheduler.noise.rate(times, h))
+    log_p, expected_rate = _predict(scheduler, masked, scheduler.noise.rate)
     nats = -rate * log_p
     if scheduler.noise.token_dependent:
         model_rate = scheduler.noise.rate(masked.times, masked.offsets)
@@ -92,8 +92,8 @@ def discrete_time_bound(
     reduction: str = "mean",
 ) -> torch.Tensor:
     r"""
-    Estimate of the bound of the T-step process, reconstruction included, unbiased for times uniform on `{1/T, ...,
-    1}`.
+    Estimate of the bound of the T-step process, reconstruction included, unbiased for uniform times on the grid
+    `i / T`.
 
     Arguments as in [`continuous_time_bound`], and:
 
@@ -106,15 +106,15 @@ def discrete_time_bound(
     """
     check_positive_int("num_steps", num_steps)
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
-    starts = ((masked.times * num_steps).round() - 1) / num_steps
-    stay = scheduler.noise.stay_probability(masked.times, starts, masked.true_offsets)
+    prev_times = ((masked.times * num_steps).round() - 1) / num_steps
+    stay = scheduler.noise.stay_probability(masked.times, prev_times, masked.true_offsets)
     log_p, expected_stay = _predict(
-        scheduler, masked, lambda h, times: scheduler.noise.stay_probability(times, starts.view_as(times), h)
+        scheduler, masked, lambda t, h: scheduler.noise.stay_probability(t, prev_times.view_as(t), h)
     )
     reveal = 1 - stay
     nats = -reveal * log_p
     if scheduler.noise.token_dependent:
-        model_reveal = 1 - scheduler.noise.stay_probability(masked.times, starts, masked.offsets)
+        model_reveal = 1 - scheduler.noise.stay_probability(masked.times, prev_times, masked.offsets)
         nats = nats + reveal * (reveal / model_reveal).log()
         # Both probabilities of staying are 0 in the last step, where the logarithms must leave no NaN in the gradient.
         last = stay == 0
@@ -165,7 +165,7 @@ def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positi
 
 def _predict(scheduler, masked: _Masked, ratio) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    log p_x and sum_k p_k ratio_k, both [n], where `ratio(h, times)` divides something by g(times). The second is None
+    log p_x and sum_k p_k ratio_k, both [n], where `ratio(times, h)` divides something by g(times). The second is None
     for a token-independent schedule.
 
     With the tilt `p_k = pi_k g_k / sum_j pi_j g_j`, pi the softmax. Since g and its numerators are affine in h, the
@@ -176,13 +176,13 @@ def _predict(scheduler, masked: _Masked, ratio) -> tuple[torch.Tensor, torch.Ten
     if not scheduler.noise.token_dependent:
         return SubsPrediction.apply(logits, masked.targets, mask_token_id, None)
     if not scheduler.config.tilt:
-        ratios = ratio(h.to(dtype), masked.times[:, None].to(dtype))
+        ratios = ratio(masked.times[:, None].to(dtype), h.to(dtype))
         log_p, expected = SubsPrediction.apply(logits, masked.targets, mask_token_id, ratios)
         return log_p.to(masked.times), expected.to(masked.times)
     log_pi, mean_offset = SubsPrediction.apply(logits, masked.targets, mask_token_id, h.to(dtype))
     mean_offset = mean_offset.to(masked.times)
     g, mean_g = scheduler.noise.g(masked.times, masked.offsets), scheduler.noise.g(masked.times, mean_offset)
-    return log_pi.to(masked.times) + g.log() - mean_g.log(), ratio(mean_offset, masked.times)
+    return log_pi.to(masked.times) + g.log() - mean_g.log(), ratio(masked.times, mean_offset)
 
 
 class SubsPrediction(torch.autograd.Function):

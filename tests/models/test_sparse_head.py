@@ -16,8 +16,8 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from diffusers_text import HiddenStateCache, logits_at
-from diffusers_text.models.sparse_head import max_sequence_length
+from diffusers_text import logits_at
+from diffusers_text.models.sparse_head import HiddenStateCache, max_sequence_length
 
 SIZES = {
     "vocab_size": 40,

@@ -367,6 +367,12 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_unknown_save_arguments_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"does not know \['max_shards'\]"):
+        build().save_pretrained(tmp_path, max_shards=3)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unmerged_adapter_cannot_be_saved(tmp_path):
     from peft import LoraConfig, get_peft_model
 
@@ -507,6 +513,8 @@ def test_wrong_components_are_named():
         build(schedule="spindle", token_counts=[1, 2, 3])
     with pytest.raises(ValueError, match=r"would sample special tokens, \[0, 1\]"):
         build(suppressed_token_ids=[2])
+    with pytest.raises(ValueError, match=r"would sample special tokens, \[0, 1, 2\]"):
+        build(suppressed_token_ids=[])
     with pytest.raises(ValueError, match="`scheduler` is a DDPMScheduler"):
         TextDiffusionPipeline(toy_model(), toy_tokenizer(), DDPMScheduler())
     with pytest.raises(ValueError, match="resize_token_embeddings"):

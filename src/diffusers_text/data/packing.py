@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .special_tokens import terminator_id
+from .special_tokens import start_id, terminator_id
 
 
 def pack_texts(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> torch.LongTensor:
@@ -34,15 +34,13 @@ def pack_texts(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_len
     """
     if type(max_length) is not int or max_length < 2:
         raise ValueError(f"`max_length` must be an integer >= 2, got {max_length!r}.")
+    start, terminator = start_id(tokenizer), terminator_id(tokenizer)
     texts = list(texts)
-    start = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
-    terminator = terminator_id(tokenizer)
     id_lists = (
         tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] if texts else []
     )
-    stream = torch.tensor(
-        [i for ids in id_lists for i in (ids if terminator is None else [*ids, terminator])], dtype=torch.long
-    )
+    end = [] if terminator is None else [terminator]
+    stream = torch.tensor([i for ids in id_lists for i in ids + end], dtype=torch.long)
     body = max_length - (start is not None)
     if len(stream) < body:
         raise ValueError(f"The corpus has {len(stream)} tokens, too few for one row of `max_length` {max_length}.")

@@ -9,6 +9,11 @@ def terminator_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
 
 
+def start_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that begins a text: CLS, else beginning-of-sequence; None when the tokenizer has neither."""
+    return tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+
+
 def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
     r"""
     The scheduler settings that follow from a tokenizer.
@@ -64,9 +69,10 @@ def maskable_tokens(input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerB
     tensor([4, 3])
     ```
     """
-    start = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
-    fixed = [i for i in (start, tokenizer.pad_token_id) if i is not None and i != terminator_id(tokenizer)]
+    fixed = [
+        i for i in (start_id(tokenizer), tokenizer.pad_token_id) if i is not None and i != terminator_id(tokenizer)
+    ]
     return ~torch.isin(input_ids, torch.tensor(fixed, dtype=torch.long, device=input_ids.device))
 
 
-__all__ = ["maskable_tokens", "terminator_id", "token_settings"]
+__all__ = ["maskable_tokens", "start_id", "terminator_id", "token_settings"]

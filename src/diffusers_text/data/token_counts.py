@@ -18,8 +18,7 @@ def count_tokens(dataset: Iterable, tokenizer: PreTrainedTokenizerBase, column: 
 
     Args:
         dataset: a map-style or streaming `datasets` dataset, or any iterable of rows. A row is a text, a list of token
-        ids, or a
-            mapping that holds one of these under `column`. Texts are tokenized with their special tokens.
+            ids, or a mapping that holds one of these under `column`. Texts get their special tokens.
         tokenizer: the model's tokenizer.
         column (`str`, defaults to `"text"`): where a mapping's text or ids are.
 

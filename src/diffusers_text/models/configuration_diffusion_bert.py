@@ -36,7 +36,7 @@ class DiffusionBertConfig(BertConfig):
     time_conditioning: Literal["none", "layerwise", "prefix"] = "none"
 
     def validate_bidirectional(self):
-        """A denoiser sees the whole canvas: raises for a decoder."""
+        """A denoiser sees the whole canvas: raises for a decoder. `strict` runs every `validate_` method."""
         if self.is_decoder or self.add_cross_attention:
             raise ValueError(
                 "`is_decoder` and `add_cross_attention` must be False: a denoiser attends in both directions."

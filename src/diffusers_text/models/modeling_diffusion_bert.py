@@ -18,7 +18,10 @@ TIME_SCALE = 1000
 
 
 class ZeroInitializedLinear(nn.Linear):
-    """A linear layer that `_init_weights` sets to zero."""
+    """
+    A linear layer that `_init_weights` sets to zero. It has a class of its own because transformers does not call
+    `_init_weights` of custom code for a module without parameters of its own, such as the MLP around it.
+    """
 
 
 class LayerTimeEmbedding(TimestepEmbedding):
@@ -74,6 +77,7 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
         if config.time_conditioning == "layerwise":
             layers = range(config.num_hidden_layers)
             self.bert.encoder.layer = nn.ModuleList(TimeConditionedBertLayer(config, layer_idx=i) for i in layers)
+            # Not inside the layers: `self.bert` initialises what it holds, and knows nothing of zeros.
             self.time_mlp = nn.ModuleList(LayerTimeEmbedding(config.hidden_size) for _ in layers)
         elif config.time_conditioning == "prefix":
             self.time_mlp = TimestepEmbedding(config.hidden_size, config.hidden_size)
@@ -148,13 +152,12 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
                 Divisor of the summed loss, as [`~transformers.Trainer`] passes it.
 
         Returns:
-            [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `[batch, seq, vocab]`, or `[n,
-            vocab]`.
+            [`~transformers.modeling_outputs.MaskedLMOutput`] with `logits` of shape `[batch, seq, vocab]` or
+            `[n, vocab]`.
 
         Raises:
             ValueError: timesteps missing, not wanted, or no times; a sequence over `max_sequence_length`;
-            `position_ids`
-                with the prefix; `positions_to_predict` that are no flat indices.
+                `position_ids` with the prefix; `positions_to_predict` that are no flat indices.
         """
         ids_or_embeds = input_ids if input_ids is not None else inputs_embeds
         if ids_or_embeds is None or (input_ids is not None and inputs_embeds is not None):

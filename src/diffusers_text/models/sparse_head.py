@@ -1,11 +1,11 @@
 """The vocabulary head at chosen positions only, for any masked language model of transformers."""
 
+import sys
 from contextlib import contextmanager
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
 
@@ -32,15 +32,18 @@ def max_sequence_length(model: nn.Module) -> int:
         for name, module in model.named_modules()
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
     ]
-    return model.config.max_position_embeddings - max(offsets, default=0)
+    # Models with relative positions only have no limit and no such entry.
+    limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
+    return limit - max(offsets, default=0)
 
 
 def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.Tensor:
     r"""
     Logits of a masked language model at flat positions; the vocabulary head sees no other.
 
-    [`DiffusionBertForMaskedDiffusion`] takes positions itself. Other `AutoModelForMaskedLM` models swallow arguments
-    they do not know, so a forward hook on their `base_model`, in place during the call, hands the head those rows.
+    [`DiffusionBertForMaskedDiffusion`] takes positions itself. Other encoder-only `AutoModelForMaskedLM` models
+    swallow arguments they do not know, so a forward hook on their `base_model`, in place during the call, hands the
+    head those rows.
 
     Args:
         model: the model, possibly compiled or wrapped for several devices.
@@ -76,30 +79,15 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
 
 
 class HiddenStateCache:
-    r"""
+    """
     Keeps the hidden states of a time-agnostic model's rows, so that a row that has not changed runs only the head
     again.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from transformers import DistilBertConfig, DistilBertForMaskedLM
-    >>> from diffusers_text import HiddenStateCache
-
-    >>> model = DistilBertForMaskedLM(DistilBertConfig(vocab_size=50, dim=16, hidden_dim=32, n_layers=1, n_heads=2))
-    >>> input_ids = torch.randint(50, (2, 8))
-    >>> cache = HiddenStateCache()
-    >>> cache.logits_at(model, torch.tensor([2, 9]), input_ids).shape
-    torch.Size([2, 50])
-    >>> cache.logits_at(model, torch.tensor([3]), input_ids).shape  # runs the head only
-    torch.Size([1, 50])
-    ```
     """
 
     def __init__(self):
         self.input_ids = None  # [batch, seq], as last encoded; -1 in a row that never was
         self.hidden_states = None  # [batch, seq, hidden]
+        self.encoder_output = None  # the encoder's last, for what heads want beside the hidden states
 
     def logits_at(self, model, positions, input_ids, attention_mask=None) -> torch.Tensor:
         """
@@ -120,10 +108,12 @@ class HiddenStateCache:
                 self.hidden_states[rows] = states
             return self.hidden_states.flatten(0, 1)[positions][None]  # [1, n, hidden]
 
-        with _hidden_states_replaced(model, update_and_gather):
+        with _hidden_states_replaced(model, update_and_gather) as outputs:
             if len(rows):
-                return model(input_ids=input_ids[rows], attention_mask=_rows(attention_mask, rows)).logits[0]
-            with _encoder_skipped(model, self.hidden_states):
+                logits = model(input_ids=input_ids[rows], attention_mask=_rows(attention_mask, rows)).logits[0]
+                self.encoder_output = outputs[0]
+                return logits
+            with _encoder_skipped(model, self.encoder_output):
                 return model(input_ids=input_ids[:1], attention_mask=_rows(attention_mask, slice(1))).logits[0]
 
 
@@ -133,24 +123,30 @@ def _rows(attention_mask, rows):
 
 @contextmanager
 def _hidden_states_replaced(model, replace):
-    """While open, the head of `model` gets `replace(last_hidden_state)` from the encoder."""
-    handle = unwrap_model(model).base_model.register_forward_hook(
-        lambda module, args, output: BaseModelOutput(last_hidden_state=replace(output[0]))
-    )
+    """
+    While open, the head of `model` gets `replace(last_hidden_state)` from the encoder, whose outputs are collected in
+    the list that is given.
+    """
+    outputs = []
+
+    def hook(module, args, output):
+        output.last_hidden_state = replace(output.last_hidden_state)
+        outputs.append(output)
+        return output
+
+    handle = unwrap_model(model).base_model.register_forward_hook(hook)
     try:
-        yield
+        yield outputs
     finally:
         handle.remove()
 
 
 @contextmanager
-def _encoder_skipped(model, hidden_states):
-    """
-    While open, the encoder of `model` returns `hidden_states` without running. Hooks on the model itself still do.
-    """
+def _encoder_skipped(model, output):
+    """While open, the encoder of `model` returns `output` without running. Hooks on the model itself still do."""
     encoder = unwrap_model(model).base_model
     own_forward = vars(encoder).get("forward")  # accelerate puts one there when it offloads
-    encoder.forward = lambda *args, **kwargs: BaseModelOutput(last_hidden_state=hidden_states)
+    encoder.forward = lambda *args, **kwargs: output
     try:
         yield
     finally:

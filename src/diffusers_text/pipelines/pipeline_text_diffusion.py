@@ -1,6 +1,7 @@
 """Text generation by masked diffusion: prompts in, texts out."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -144,8 +145,9 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
         sample = sample.to(device)
         shaping = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        callback = (callback_on_step_end, callback_on_step_end_tensor_inputs)
-        sample = self.denoise(sample, lengths, generated, generator, shaping, callback)
+        sample = self.denoise(
+            sample, lengths, generated, generator, shaping, callback_on_step_end, callback_on_step_end_tensor_inputs
+        )
         self.maybe_free_model_hooks()
 
         sequences = [row[:length] for row, length in zip(sample, lengths, strict=True)]
@@ -245,7 +247,9 @@ class TextDiffusionPipeline(DiffusionPipeline):
             generated[i, starts[i] : starts[i] + (gen_length or 0)] = True
         return sample, lengths, generated
 
-    def denoise(self, sample, lengths, generated, generator, shaping, callback) -> torch.LongTensor:
+    def denoise(
+        self, sample, lengths, generated, generator, shaping, callback, callback_tensor_inputs
+    ) -> torch.LongTensor:
         """Runs the reverse process of `self.scheduler` on `sample` [batch, seq] until nothing is masked."""
         seq_len = sample.shape[1]
         attention_mask = None
@@ -271,8 +275,12 @@ class TextDiffusionPipeline(DiffusionPipeline):
                     sample = self.scheduler.step(
                         logits, timestep, sample, positions=positions, generator=generator, **shaping
                     ).prev_sample
-                    tensors = {"attention_mask": attention_mask, "positions": positions, "logits": logits}
-                    sample = self._after_step(step, timestep, {"sample": sample, **tensors}, *callback)
+                    if callback is not None:
+                        tensors = {"sample": sample, "attention_mask": attention_mask}
+                        tensors |= {"positions": positions, "logits": logits}
+                        callback_kwargs = {name: tensors[name] for name in callback_tensor_inputs}
+                        returned = callback(self, step, timestep, callback_kwargs) or {}
+                        sample = returned.get("sample", sample)
                     step += 1
                     done = step if forward_passes is not None else masked - self._masked_count(sample)
                     progress_bar.update(done - progress_bar.n)
@@ -286,14 +294,6 @@ class TextDiffusionPipeline(DiffusionPipeline):
         terminator = terminator_id(self.tokenizer)
         if terminator is not None:
             logits[:, terminator].masked_fill_(in_gap.to(logits.device), -torch.inf)
-
-    def _after_step(self, step, timestep, tensors, callback_on_step_end, tensor_inputs) -> torch.LongTensor:
-        """Calls the callback, if there is one, and returns the canvas to go on with."""
-        if callback_on_step_end is None:
-            return tensors["sample"]
-        callback_kwargs = {name: tensors[name] for name in tensor_inputs}
-        returned = callback_on_step_end(self, step, timestep, callback_kwargs) or {}
-        return returned.get("sample", tensors["sample"])
 
     def predict(self, sample, attention_mask, positions, timestep, cache) -> torch.Tensor:
         """Logits `[n, vocab]` at flat `positions` of `sample` [batch, seq]; rows without positions are not run."""
@@ -324,38 +324,48 @@ class TextDiffusionPipeline(DiffusionPipeline):
     def _masked_count(self, sample) -> int:
         return int((sample == self.tokenizer.mask_token_id).sum())
 
-    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs):
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        **push_kwargs,
+    ):
         r"""
-        Saves the pipeline as [`~diffusers.DiffusionPipeline.save_pretrained`] does, whole or not at all.
+        Saves the pipeline as [`~diffusers.DiffusionPipeline.save_pretrained`] does, but into a temporary folder first,
+        so that a save that fails leaves the old files.
 
         Args:
             save_directory (`str` or `os.PathLike`): folder, made when missing; components that it holds are replaced.
+            safe_serialization, variant, max_shard_size: as in the base class.
             push_to_hub (`bool`, defaults to `False`):
-                Whether to call [`push_to_hub`] as well, with `repo_id` (by default the folder's name) and its other
-                arguments.
-            kwargs: `variant`, `max_shard_size` of the base class.
+                Whether to call [`push_to_hub`] as well, with `push_kwargs`; `repo_id` defaults to the folder's name.
 
         Raises:
-            ValueError: the model is a PEFT model that has not been merged, which could not be loaded again.
+            ValueError: the model is a PEFT model that has not been merged, which could not be loaded again; or unknown
+                arguments.
         """
+        if push_kwargs and not push_to_hub:
+            raise ValueError(f"`save_pretrained` does not know {sorted(push_kwargs)} without `push_to_hub=True`.")
         if not isinstance(unwrap_model(self.model), PreTrainedModel):
             raise ValueError(
                 f"`model` is a {type(self.model).__name__}, which a pipeline cannot save: merge the adapter first with"
                 " `pipe.model = pipe.model.merge_and_unload()`."
             )
-        save_kwargs = {name: kwargs.pop(name) for name in ("variant", "max_shard_size") if name in kwargs}
         save_directory = Path(save_directory)
         save_directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=save_directory, prefix=".saving-") as folder:
-            super().save_pretrained(f"{folder}/new", **save_kwargs)
-            Path(folder, "old").mkdir()
-            for new in Path(folder, "new").iterdir():
+            super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
+            for new in Path(folder).iterdir():
                 target = save_directory / new.name
-                if target.exists():
-                    target.rename(Path(folder, "old", new.name))
-                new.rename(target)
+                if target.is_dir():
+                    shutil.rmtree(target)
+                new.replace(target)
         if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", save_directory.resolve().name), **save_kwargs, **kwargs)
+            repo_id = push_kwargs.pop("repo_id", save_directory.resolve().name)
+            self.push_to_hub(repo_id, variant=variant, max_shard_size=max_shard_size, **push_kwargs)
 
     def push_to_hub(
         self,
@@ -374,9 +384,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
         Args:
             repo_id (`str`): `"user/name"`.
-            commit_message (`str`, *optional*), private (`bool`, *optional*), token (`str`, *optional*), create_pr
-            (`bool`):
-                As in [`~diffusers.DiffusionPipeline.push_to_hub`].
+            commit_message, private, token, create_pr: as in [`~diffusers.DiffusionPipeline.push_to_hub`].
             variant (`str`, *optional*), max_shard_size (`int` or `str`, *optional*): as in [`save_pretrained`].
             license (`str`, *optional*): the card's licence, an identifier of the Hub such as `"apache-2.0"`.
             datasets (`str` or `list[str]`, *optional*): ids of the training data for the card.
@@ -411,10 +419,8 @@ def _matched_scheduler(scheduler, settings: dict):
                 f"`scheduler` has `{name}` {config[name]}, the tokenizer's is {settings[name]}: build it with"
                 " `token_settings(tokenizer)`."
             )
-    missing = set(settings["suppressed_token_ids"]) - set(
-        config.suppressed_token_ids or settings["suppressed_token_ids"]
-    )
-    if missing:
+    missing = set(settings["suppressed_token_ids"]) - set(config.suppressed_token_ids or [])
+    if config.suppressed_token_ids is not None and missing:
         raise ValueError(
             f"`scheduler` would sample special tokens, {sorted(missing)}: build it with `token_settings(tokenizer)`."
         )

@@ -1,8 +1,8 @@
 """
 Noise schedules: the probability `g(t)` that a token is masked at time `t`, and its derivative.
 
-Every schedule has the form `g_i(t) = base(t) + slope(t) * h_i`, with `g(0) = 0` and `g(1) = 1`. The number `h_i`, its
-offset, says how early token `i` is masked; schedules that treat all tokens alike have no slope. To add a schedule,
+Every schedule has the form `g_i(t) = base(t) + spread(t) * h_i`, with `g(0) = 0` and `g(1) = 1`. The number `h_i`, its
+offset, says how early token `i` is masked; schedules that treat all tokens alike have no spread. To add a schedule,
 write its functions and name it in `NOISE_SCHEDULES`: training, bound and sampling all read it there.
 """
 
@@ -22,7 +22,7 @@ class NoiseSchedule(NamedTuple):
     """Functions `(t, config) -> (value, derivative)` of float times of any shape."""
 
     base: Callable
-    slope: Callable | None = None
+    spread: Callable | None = None
 
 
 def linear(t, config):
@@ -49,7 +49,7 @@ def geometric(t, config):
     return -torch.expm1(-growth) / scale, torch.exp(-growth) * (growth + config.sigma_min) * log_ratio / scale
 
 
-def spindle_slope(t, config):
+def spindle_spread(t, config):
     """`lambda sin(pi t)` (the spindle of DiffusionBERT, arXiv 2211.15029)."""
     scale = config.spindle_lambda
     # sin(pi t) = sin(pi (1 - t)), and the smaller angle is exact at both ends.
@@ -62,7 +62,7 @@ NOISE_SCHEDULES = {
     "cosine": NoiseSchedule(cosine),
     "polynomial": NoiseSchedule(polynomial),
     "geometric": NoiseSchedule(geometric),
-    "spindle": NoiseSchedule(linear, spindle_slope),
+    "spindle": NoiseSchedule(linear, spindle_spread),
 }
 
 
@@ -102,8 +102,6 @@ def spindle_offset(
         kind (`str`): `"surprisal"` or `"log_count"`.
         spindle_lambda (`float`): strength of the spindle in [0, 1].
     """
-    if spindle_lambda == 0:
-        return torch.zeros_like(information * mean)
     h = 1 - mean / information.clamp_min(1e-12) if kind == "surprisal" else mean - information
     return h.clamp(-spindle_limit(spindle_lambda), spindle_limit(spindle_lambda))
 
@@ -117,20 +115,21 @@ class MaskingNoise:
     r"""
     The schedule of a scheduler's config: what training, bound and sampling share.
 
-    Offsets `h` broadcast against times; they are None for a schedule that treats all tokens alike.
+    Offsets `h` broadcast against times; they are None for a schedule that treats all tokens alike. Their `context`
+    matters for `spindle_mean="sentence"` alone; elsewhere an offset belongs to the token.
     """
 
     def __init__(self, config):
         self.config = config
-        self.base, self.slope = NOISE_SCHEDULES[config.schedule]
-        self.token_dependent = self.slope is not None
+        self.base, self.spread = NOISE_SCHEDULES[config.schedule]
+        self.token_dependent = self.spread is not None
         if self.token_dependent:
             # The last entry is for ids beyond the tokenizer, which a padded head has: tokens that never occur.
             self._information, mean = token_information([*config.token_counts, 0], config.spindle_information)
             self._corpus_mean = mean.item()
 
     def g(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
-        """g(t) = base(t) + slope(t) h: the probability of being masked at `t`."""
+        """g(t) = base(t) + spread(t) h: the probability of being masked at `t`."""
         return self.g_and_derivative(t, offsets)[0]
 
     def rate(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
@@ -147,8 +146,8 @@ class MaskingNoise:
         base, base_derivative = self.base(t, self.config)
         if not self.token_dependent:
             return base, base_derivative
-        slope, slope_derivative = self.slope(t, self.config)
-        return base + slope * offsets, base_derivative + slope_derivative * offsets
+        spread, spread_derivative = self.spread(t, self.config)
+        return base + spread * offsets, base_derivative + spread_derivative * offsets
 
     def token_offsets(self, token_ids: torch.LongTensor | None, context: torch.LongTensor) -> torch.Tensor | None:
         r"""
@@ -175,7 +174,8 @@ class MaskingNoise:
 
     def smallest_offset(self, suppressed: torch.BoolTensor) -> float:
         """
-        The smallest offset among tokens that are not `suppressed` [vocab]: no other is revealed faster, at any time.
+        The smallest offset among tokens that are not `suppressed` [vocab]. No other is revealed faster, at any time:
+        rates fall with h, since t S'(t) <= S(t) for the spindle's spread S = lambda sin(pi t).
         """
         if self.config.spindle_mean == "sentence":
             return -spindle_limit(self.config.spindle_lambda)

@@ -44,11 +44,11 @@ def check_positive_int(name: str, value):
 
 def check_generator(generator, batch_size: int):
     """Raises unless `generator` is None, a `torch.Generator`, or a list of `batch_size` of them."""
-    generators = generator if isinstance(generator, list) else [generator]
+    generators = generator if isinstance(generator, list) else [] if generator is None else [generator]
     if isinstance(generator, list) and len(generator) != batch_size:
         raise ValueError(f"`generator` has {len(generator)} generators for {batch_size} rows; pass one, or one a row.")
     for one in generators:
-        if not isinstance(one, torch.Generator) and (one is not None or isinstance(generator, list)):
+        if not isinstance(one, torch.Generator):
             raise ValueError(f"`generator` must be a torch.Generator or a list of them, got {type(one).__name__}.")
 
 

@@ -147,7 +147,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         check_shaping(config.temperature, config.top_k, config.top_p)
         counts = config.token_counts
         if counts is None:
-            if NOISE_SCHEDULES[config.schedule].slope is not None:
+            if NOISE_SCHEDULES[config.schedule].spread is not None:
                 raise ValueError(
                     f"`schedule={config.schedule!r}` needs `token_counts`: pass"
                     " `token_counts=count_tokens(dataset, tokenizer)`."
@@ -185,8 +185,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
         Args:
             timesteps (`torch.Tensor` of shape `[batch]`): times in [0, 1].
-            input_ids (`torch.LongTensor` of shape `[batch, seq]`, *optional*): clean tokens, for a token-dependent
-            schedule.
+            input_ids (`torch.LongTensor` of shape `[batch, seq]`, *optional*):
+                Clean tokens, for a token-dependent schedule.
 
         Returns:
             `torch.Tensor` of shape `[batch, 1]`, or `[batch, seq]` for a token-dependent schedule.
@@ -287,7 +287,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         # Forward passes that the process takes, known after `next_positions` unless the schedule depends on the token.
         self.num_forward_passes = None
         # The plan lives on the CPU: [batch, seq] times at which masked positions are next proposed, 0 where nothing is
-        # planned, and [batch] times up to which each row has been played. Steps stand for themselves by their start.
+        # planned, and [batch] times up to which each row has been played. An event of a T-step process is recorded as
+        # the time t at which its step begins.
         self._events = None
         self._now = None
 
@@ -339,13 +340,13 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         now = self._now[rows]
         uniforms = 1 - draw_uniforms(unplanned.sum(dim=1).tolist(), generator, "cpu")  # in (0, 1]
         # No proposal in [tau, now) has probability g_min(tau) / g_min(now).
-        tau = self._time_of_level(uniforms * self.noise.g(now, self._min_offset), now)
+        tau = self._invert_g(uniforms * self.noise.g(now, self._min_offset), now)
         if self.num_inference_steps is None:
             return tau
         steps = self.num_inference_steps
         return torch.minimum((tau * steps).floor() + 1, (now * steps).round()) / steps
 
-    def _time_of_level(self, level, latest):
+    def _invert_g(self, level, latest):
         """Solves `g_min(tau) = level` for tau in (0, latest] by Newton's method inside a shrinking bracket."""
         low, high = torch.zeros_like(latest), latest.clone()
         tau = latest * level
@@ -394,8 +395,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             [`AbsorbingStateSchedulerOutput`] or `tuple`.
 
         Raises:
-            ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, or full logits in
-            continuous time.
+            ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, full logits in
+                continuous time, or logits that hold NaN.
         """
         config = self.config
         temperature = config.temperature if temperature is None else temperature
@@ -404,7 +405,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         _check_sample(sample)
         batch_size, seq_len = sample.shape
         times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").expand(batch_size)
-        starts = self._step_starts(times)  # [batch], None in continuous time
+        prev_times = self._previous_times(times)  # [batch], None in continuous time
         planned = positions is not None
         if planned:
             if logits.shape[:-1] != positions.shape:
@@ -436,12 +437,13 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         if certain:
             prev_sample = pred_original_sample
         else:
-            chance = self._chance(tokens, context, times[rows], None if starts is None else starts[rows], planned)
+            prev = None if prev_times is None else prev_times[rows]
+            chance = self._acceptance_probability(tokens, context, times[rows], prev, planned)
             kept = uniforms[:, 1] < chance
             prev_sample = sample.flatten().index_copy(0, flat_positions, tokens.where(kept, self.mask_token_id))
         if planned:
             self._events.view(-1)[positions] = 0
-            self._now = (times if starts is None else starts).where(times > 0, self._now)
+            self._now = (times if prev_times is None else prev_times).where(times > 0, self._now)
 
         output = (prev_sample.view_as(sample), pred_original_sample.view_as(sample), logits)
         return AbsorbingStateSchedulerOutput(*output) if return_dict else output
@@ -454,22 +456,22 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             log_p = log_p + self.noise.g(times.to(log_p)[:, None], offsets).log()
         return log_p
 
-    def _chance(self, tokens, context, times, starts, planned):
+    def _acceptance_probability(self, tokens, context, times, prev_times, planned):
         """The probability [n] with which drawn `tokens` are revealed: u_k, or of planned ones u_k / u_max."""
         times = times.to(tokens.device, precise_dtype(tokens.device))
-        starts = None if starts is None else starts.to(times)
+        prev_times = None if prev_times is None else prev_times.to(times)
 
         def intensity(offsets):
-            if starts is None:
+            if prev_times is None:
                 return self.noise.rate(times, offsets)
-            return 1 - self.noise.stay_probability(times, starts, offsets)
+            return 1 - self.noise.stay_probability(times, prev_times, offsets)
 
         offsets = self.noise.token_offsets(tokens[:, None], context)
         drawn = intensity(None if offsets is None else offsets[:, 0])
         return drawn / intensity(self._min_offset) if planned else drawn
 
-    def _step_starts(self, times):
-        """The next, cleaner times `s` [batch] of steps that begin at `times`; None in continuous time."""
+    def _previous_times(self, times):
+        """The cleaner times `s` [batch] at which steps from `times` end; None in continuous time."""
         if self.num_inference_steps is None:
             return None
         index = times * self.num_inference_steps
