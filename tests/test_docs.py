@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import diffusers_text
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def snippets(path):
@@ -60,6 +60,11 @@ def test_docstring_examples_run(name, real_tokenizer):
     failures = []
     doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=failures.append)
     assert not failures, "".join(failures)
+
+
+def test_pages_hold_no_placeholder():
+    for page in PAGES:
+        assert not re.search(r"\b[A-Z]+_OUTPUT\b|TODO|FIXME", page.read_text()), page
 
 
 def test_pages_name_no_file_that_is_not_there():

@@ -319,6 +319,22 @@ def test_positions_and_reductions_agree():
     torch.testing.assert_close(continuous_time_bound(*args, positions=positions, maskable=maskable), full / 10)
 
 
+@pytest.mark.parametrize("kwargs", [{}, SPINDLE])
+def test_a_mask_in_the_clean_text_is_no_target(kwargs):
+    logits, times = torch.randn(1, 3, VOCAB, requires_grad=True), torch.tensor([0.5])
+    noisy = torch.tensor([[MASK, 6, MASK]])
+    both = continuous_time_bound(
+        scheduler_of(**kwargs), logits, torch.tensor([[5, 6, MASK]]), noisy, times, reduction="sum"
+    )
+    alone = continuous_time_bound(
+        scheduler_of(**kwargs), logits[:, :1], torch.tensor([[5]]), noisy[:, :1], times, reduction="sum"
+    )
+    torch.testing.assert_close(both, alone)
+    (gradient,) = torch.autograd.grad(both, logits)
+    assert gradient.isfinite().all()
+    assert (gradient[0, 2] == 0).all()
+
+
 def test_hybrid_cross_entropy_has_the_unit_of_one_step():
     """D3PM adds 0.01 CE to one step's KL, so 0.01 T CE to the bound."""
     logits = torch.randn(1, 3, VOCAB, dtype=torch.float64)
@@ -336,7 +352,9 @@ def test_hybrid_cross_entropy_has_the_unit_of_one_step():
     ("change", "message"),
     [
         ({"reduction": "avg"}, "`reduction` must be one of"),
-        ({"timesteps": torch.ones(3)}, "`timesteps`"),
+        ({"timesteps": torch.ones(3)}, "`timesteps` must be a float tensor"),
+        ({"timesteps": torch.tensor([700, 3])}, "`timesteps` must be a float tensor"),
+        ({"timesteps": torch.tensor([0.5, 0.0])}, r"`timesteps` must lie in \(0, 1\]"),
         ({"noisy_sample": torch.zeros(2, 4, dtype=torch.long)}, "`noisy_sample`"),
         ({"logits": torch.zeros(2, 4, VOCAB)}, "`logits` must have shape"),
         ({"positions": torch.tensor([0])}, "`logits` must have shape"),
@@ -354,6 +372,8 @@ def test_wrong_arguments_are_named(change, message):
         continuous_time_bound(scheduler_of(), **{**arguments, **change})
     with pytest.raises(ValueError, match="`num_steps`"):
         discrete_time_bound(scheduler_of(), **arguments, num_steps=0)
+    with pytest.raises(ValueError, match="grid i / 4"):
+        discrete_time_bound(scheduler_of(), **{**arguments, "timesteps": torch.tensor([0.3, 1.0])}, num_steps=4)
 
 
 # --- The passes over [n, vocab] ---

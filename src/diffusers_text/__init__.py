@@ -2,8 +2,9 @@
 
 from importlib import import_module
 
+from diffusers import SchedulerMixin  # noqa: F401
 from diffusers.pipelines import pipeline_loading_utils
-from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel  # noqa: F401
 
 from .models.configuration_diffusion_bert import DiffusionBertConfig
 from .models.modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
@@ -28,13 +29,11 @@ __all__ = sorted(["DiffusionBertConfig", "DiffusionBertForMaskedDiffusion", "__v
 AutoConfig.register(DiffusionBertConfig.model_type, DiffusionBertConfig)
 AutoModelForMaskedLM.register(DiffusionBertConfig, DiffusionBertForMaskedDiffusion)
 
-# diffusers loads a component from `model_index.json` only if it knows its class.
-_LOADABLE = {
-    name: ["save_pretrained", "from_pretrained"]
-    for name in ("AbsorbingStateScheduler", "DiffusionBertForMaskedDiffusion")
+# diffusers loads a component from `model_index.json` only if it finds one of these base classes in the component's
+# library: so any component of ours loads, and may be replaced by one of another class.
+pipeline_loading_utils.LOADABLE_CLASSES["diffusers_text"] = {
+    name: ["save_pretrained", "from_pretrained"] for name in ("PreTrainedModel", "SchedulerMixin")
 }
-pipeline_loading_utils.LOADABLE_CLASSES["diffusers_text"] = _LOADABLE
-pipeline_loading_utils.ALL_IMPORTABLE_CLASSES.update(_LOADABLE)
 
 
 def __getattr__(name):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from .schedulers.sampling import check_positive_int, precise_dtype
+from .schedulers.sampling import check_positive_int, check_times, precise_dtype
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -75,7 +75,7 @@ def continuous_time_bound(
     if scheduler.noise.token_dependent:
         model_rate = scheduler.noise.rate(masked.times, masked.offsets)
         nats = nats + rate * (rate / model_rate).log() - rate + expected_rate
-    return _reduce(nats, masked, sample.shape, maskable, reduction)
+    return _reduce(nats, masked, scheduler.mask_token_id, sample.shape, maskable, reduction)
 
 
 def discrete_time_bound(
@@ -106,7 +106,10 @@ def discrete_time_bound(
     """
     check_positive_int("num_steps", num_steps)
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
-    prev_times = ((masked.times * num_steps).round() - 1) / num_steps
+    index = (masked.times * num_steps).round()
+    if index.device.type == "cpu" and not torch.allclose(index, masked.times * num_steps, atol=1e-3):
+        raise ValueError(f"`timesteps` must lie on the grid i / {num_steps}: draw them with `num_steps={num_steps}`.")
+    prev_times = (index - 1) / num_steps
     stay = scheduler.noise.stay_probability(masked.times, prev_times, masked.true_offsets)
     log_p, expected_stay = _predict(
         scheduler, masked, lambda t, h: scheduler.noise.stay_probability(t, prev_times.view_as(t), h)
@@ -119,7 +122,8 @@ def discrete_time_bound(
         # Both probabilities of staying are 0 in the last step, where the logarithms must leave no NaN in the gradient.
         last = stay == 0
         nats = nats + stay * (stay.masked_fill(last, 1).log() - expected_stay.masked_fill(last, 1).log())
-    return _reduce(num_steps * (nats - cross_entropy_weight * log_p), masked, sample.shape, maskable, reduction)
+    nats = num_steps * (nats - cross_entropy_weight * log_p)
+    return _reduce(nats, masked, scheduler.mask_token_id, sample.shape, maskable, reduction)
 
 
 class _Masked(NamedTuple):
@@ -137,11 +141,9 @@ class _Masked(NamedTuple):
 def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction) -> _Masked:
     if reduction not in REDUCTIONS:
         raise ValueError(f"`reduction` must be one of {REDUCTIONS}, got {reduction!r}.")
-    if noisy_sample.shape != sample.shape or timesteps.shape != sample.shape[:1]:
-        raise ValueError(
-            f"`sample` {list(sample.shape)}, `noisy_sample` {list(noisy_sample.shape)} and `timesteps`"
-            f" {list(timesteps.shape)} must have shapes [batch, seq], [batch, seq] and [batch]."
-        )
+    if noisy_sample.shape != sample.shape:
+        raise ValueError(f"`noisy_sample` must have shape {list(sample.shape)}, got {list(noisy_sample.shape)}.")
+    check_times(timesteps, len(sample), above_zero=True)
     if logits.shape[:-1] != (sample.shape if positions is None else positions.shape):
         expected = "[batch, seq, vocab]" if positions is None else "[n, vocab] for n `positions`"
         raise ValueError(f"`logits` must have shape {expected}, got {list(logits.shape)}.")
@@ -248,8 +250,9 @@ def _loss_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _reduce(nats, masked: _Masked, shape, maskable, reduction):
-    nats = nats.to(_loss_dtype(masked.logits))
+def _reduce(nats, masked: _Masked, mask_token_id, shape, maskable, reduction):
+    # A clean token that is [MASK] itself was not masked by noise: there is nothing to predict.
+    nats = nats.to(_loss_dtype(masked.logits)).masked_fill(masked.targets == mask_token_id, 0)
     if reduction == "none":
         return nats.new_zeros(shape[0]).index_add(0, masked.rows, nats)
     if reduction == "sum":

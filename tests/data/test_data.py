@@ -80,8 +80,12 @@ def test_a_corpus_shorter_than_a_row_is_an_error(tokenizer):
 
 
 def test_start_and_padding_are_not_maskable(tokenizer):
-    ids = torch.tensor([[CLS, 5, UNK, SEP, PAD, PAD]])
-    assert maskable_tokens(ids, tokenizer).tolist() == [[False, True, True, True, False, False]]
+    ids = torch.tensor([[CLS, 5, UNK, MASK, SEP, PAD, PAD]])
+    expected = [[False, True, True, False, True, False, False]]
+    assert maskable_tokens(ids, tokenizer).tolist() == expected
+    tokenizer.pad_token = "[SEP]"
+    ids[0, 5:] = SEP
+    assert maskable_tokens(ids, tokenizer, torch.tensor([[1, 1, 1, 1, 1, 0, 0]])).tolist() == expected
 
 
 def test_settings_follow_the_tokenizer(tokenizer):

@@ -49,10 +49,21 @@ def test_quickstart_trains_saves_and_samples_and_repeats_itself(folder):
     assert first.stdout.strip().splitlines()[-1].endswith("TextDiffusionPipeline.from_pretrained('saved')")
 
 
+def test_one_short_file_is_enough(folder):
+    for path in list((folder / "texts").iterdir())[1:]:
+        path.unlink()
+    arguments = ["--model_name_or_path", "model", "--dataset_name", "texts", "--max_length", "4", "--max_steps", "2"]
+    done = run(folder, *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_a_corpus_that_is_too_small_is_a_clear_error(folder):
     failed = run(folder, "--model_name_or_path", "model", "--dataset_name", "texts", "--max_length", "30000")
     assert failed.returncode != 0
     assert "too few for one row of `max_length` 30000" in failed.stderr
+    (folder / "empty").mkdir()
+    failed = run(folder, "--model_name_or_path", "model", "--dataset_name", "empty")
+    assert "`dataset_name` 'empty' is a folder without .txt files" in failed.stderr
 
 
 @pytest.mark.slow

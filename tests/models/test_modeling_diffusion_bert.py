@@ -13,6 +13,7 @@ from toys import MASK, toy_config, toy_model, toy_tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
+    BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
     BertModel,
@@ -21,9 +22,10 @@ from transformers import (
 )
 from transformers.utils import is_flash_attn_2_available
 
-from diffusers_text import DiffusionBertConfig, DiffusionBertForMaskedDiffusion
+from diffusers_text import DiffusionBertConfig, DiffusionBertForMaskedDiffusion, logits_at
 
 CONDITIONINGS = ["none", "layerwise", "prefix"]
+SMALL = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def package_folder(package, *parts):
@@ -97,6 +99,18 @@ def test_a_pretraining_checkpoint_leaves_nothing_unexpected(tmp_path):
     _, info = DiffusionBertForMaskedDiffusion.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+
+
+def test_a_plain_bert_config_is_taken(tmp_path):
+    BertForMaskedLM(BertConfig(**SMALL)).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is BertConfig
+    model = DiffusionBertForMaskedDiffusion.from_pretrained(tmp_path, config=config)
+    assert type(model.config) is DiffusionBertConfig
+    assert model(torch.full((1, 4), 5), return_dict=False)[0].shape == (1, 4, 8)
+    model.config.return_dict = False
+    assert model(torch.full((1, 4), 5))[0].shape == (1, 4, 8)
+    assert logits_at(model, torch.tensor([1]), input_ids=torch.full((1, 4), 5)).shape == (1, 8)
 
 
 def test_missing_weights_are_loud(tmp_path, caplog):

@@ -126,22 +126,50 @@ def test_components_push_and_pull_alone(hub, python, tmp_path):
     build().save_pretrained(tmp_path / "local")
     out = python(
         f"""
+    import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
     from diffusers_text import AbsorbingStateScheduler, DiffusionBertForMaskedDiffusion, TextDiffusionPipeline
     pipe = TextDiffusionPipeline.from_pretrained({str(tmp_path / "local")!r})
     pipe.model.push_to_hub("user/model")
     pipe.scheduler.push_to_hub("user/scheduler")
     pipe.tokenizer.push_to_hub("user/model")
-    model = AutoModelForMaskedLM.from_pretrained("user/model", revision="main", token="hf_local")
+    model = AutoModelForMaskedLM.from_pretrained("user/model")
+    pairs = zip(model.state_dict().values(), pipe.model.state_dict().values(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
     scheduler = AbsorbingStateScheduler.from_pretrained("user/scheduler")
     again = TextDiffusionPipeline(model, AutoTokenizer.from_pretrained("user/model"), scheduler)
     print(type(model).__name__, scheduler.config.token_counts == pipe.scheduler.config.token_counts)
-    import torch
     calls = [p(num_texts_per_prompt=2, generator=torch.Generator().manual_seed(1)).texts for p in (pipe, again)]
     print(calls[0] == calls[1])
     """
     )
     assert out.split() == ["DiffusionBertForMaskedDiffusion", "True", "True"]
+
+
+def test_revision_and_token_reach_the_hub(hub, python, tmp_path):
+    build().save_pretrained(tmp_path / "local")
+    files = {
+        str(path.relative_to(tmp_path / "local")): path.read_bytes()
+        for path in (tmp_path / "local").rglob("*")
+        if path.is_file()
+    }
+    hub.repos["user/toy"] = {"main": {"README.md": b"nothing here yet"}, "v2": files}
+    out = python(
+        """
+    from diffusers_text import DiffusionBertForMaskedDiffusion, TextDiffusionPipeline
+    arguments = {"revision": "v2", "token": "hf_other"}
+    pipe = TextDiffusionPipeline.from_pretrained("user/toy", **arguments)
+    model = DiffusionBertForMaskedDiffusion.from_pretrained("user/toy", subfolder="model", **arguments)
+    print(type(pipe.model).__name__ == type(model).__name__)
+    try:
+        TextDiffusionPipeline.from_pretrained("user/toy", token="hf_other")
+    except OSError as error:
+        print("model_index.json" in str(error))
+    """
+    )
+    assert out.split() == ["True", "True"]
+    assert {token for _, path, token in hub.requests if "/resolve/" in path} == {"Bearer hf_other"}
 
 
 def test_a_card_that_is_there_is_kept(hub, python, tmp_path):

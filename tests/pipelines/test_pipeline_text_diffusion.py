@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline
+from diffusers_text.schedulers.sampling import draw_uniforms
 
 SPINDLE = {"schedule": "spindle", "token_counts": COUNTS}
 SCHEDULES = {"linear": {}, "spindle": SPINDLE}
@@ -88,6 +89,24 @@ def test_given_ids_come_back_exactly(pipe):
         assert (sequence != MASK).all()
     unpadded = pipe(input_ids=given[0], generator=seeded())
     assert len(unpadded.sequences[0]) == 7
+
+
+def test_a_given_unknown_word_stays_in_the_text(pipe):
+    assert pipe("a zebra [MASK]", generator=seeded()).texts[0].startswith("a [UNK] ")
+
+
+def test_padding_that_is_the_terminator_or_missing_reaches_no_row(pipe):
+    for change in ({"pad_token": "[SEP]"}, {"pad_token": None}):
+        tokenizer = toy_tokenizer()
+        for name, value in change.items():
+            setattr(tokenizer, name, value)
+        other = build(pipe.model, tokenizer, **(SPINDLE if pipe.scheduler.noise.token_dependent else {}))
+        prompts = ["[MASK]", "a b [MASK] c a"]
+        together = other(prompts, generator=[seeded(0), seeded(1)]).sequences
+        for i, prompt in enumerate(prompts):
+            assert other(prompt, generator=[seeded(i)]).sequences[0].tolist() == together[i].tolist()
+        ids = torch.tensor([[CLS, 5, MASK, SEP, SEP]])
+        assert len(other(input_ids=ids).sequences[0]) == 5
 
 
 def test_a_given_separator_does_not_end_the_text():
@@ -274,6 +293,17 @@ def test_every_advertised_tensor_reaches_the_callback(pipe):
         assert tensors["logits"].shape == (len(tensors["positions"]), 8)
 
 
+def test_the_attention_mask_reaches_the_callback_without_padding_too(pipe):
+    masks = []
+    pipe(
+        ["a", "b"],
+        gen_length=2,
+        callback_on_step_end=lambda pipe, step, timestep, kwargs: masks.append(kwargs["attention_mask"]),
+        callback_on_step_end_tensor_inputs=["attention_mask"],
+    )
+    assert all(mask.tolist() == [[1] * 5] * 2 for mask in masks)
+
+
 def test_a_callback_can_write_on_the_canvas(pipe):
     def callback(pipe, step, timestep, callback_kwargs):
         sample = callback_kwargs["sample"].clone()
@@ -295,9 +325,11 @@ def test_progress_counts_forward_passes_or_tokens(capsys):
 
 def test_a_call_leaves_components_as_they_were(pipe):
     pipe.model.train()
+    pipe.model.bert.embeddings.eval()  # as of a frozen part
+    modes = [module.training for module in pipe.model.modules()]
     before = (dict(pipe.scheduler.config), {k: v.clone() for k, v in pipe.model.state_dict().items()})
     pipe(gen_length=5, temperature=0.7, top_k=3, num_inference_steps=4)
-    assert pipe.model.training
+    assert [module.training for module in pipe.model.modules()] == modes
     assert dict(pipe.scheduler.config) == before[0]
     assert all(torch.equal(v, before[1][k]) for k, v in pipe.model.state_dict().items())
 
@@ -367,6 +399,56 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_two_variants_live_in_one_folder_and_other_files_stay(tmp_path):
+    pipe = build()
+    bias = pipe.model.cls.predictions.bias.data.normal_().clone()  # not exact in half precision
+    pipe.save_pretrained(tmp_path)
+    (tmp_path / "model" / "ema.pt").write_bytes(b"mine")
+    pipe.to(torch.float16).save_pretrained(tmp_path, variant="fp16")
+    full = TextDiffusionPipeline.from_pretrained(tmp_path, dtype=torch.float32)
+    assert torch.equal(full.model.cls.predictions.bias, bias)
+    half = TextDiffusionPipeline.from_pretrained(tmp_path, variant="fp16", dtype=torch.float16)
+    assert half.model.dtype == torch.float16
+    assert (tmp_path / "model" / "ema.pt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_loading_with_components_of_other_classes(own_first, tmp_path):
+    models = [toy_model(), AutoModelForMaskedLM.from_config(STOCK["bert"])]
+    saved, passed = models if own_first else models[::-1]
+    build(saved).save_pretrained(tmp_path)
+    scheduler = AbsorbingStateScheduler(schedule="cosine")
+    loaded = TextDiffusionPipeline.from_pretrained(tmp_path, model=passed, scheduler=scheduler)
+    assert loaded.model is passed
+    assert loaded.scheduler.config.schedule == "cosine"
+
+
+def test_a_scheduler_assigned_later_learns_the_tokenizer_s_ids():
+    pipe = build()
+    pipe.scheduler = AbsorbingStateScheduler(schedule="cosine")
+    assert pipe.scheduler.config.mask_token_id == MASK
+    assert pipe.scheduler.config.suppressed_token_ids == [0, 1, 2]
+    pipe.scheduler = AbsorbingStateScheduler.from_config(pipe.scheduler.config, schedule="linear")
+    assert pipe.scheduler.config.schedule == "linear"
+    with pytest.raises(ValueError, match="`mask_token_id` 103"):
+        pipe.scheduler = AbsorbingStateScheduler(mask_token_id=103)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("conditioning", ["none", "layerwise", None])
+def test_sampling_from_a_model_in_lora_training(conditioning, schedule):
+    """None stands for a stock model."""
+    from peft import LoraConfig, get_peft_model
+
+    model = AutoModelForMaskedLM.from_config(STOCK["bert"]) if conditioning is None else None
+    model = model or toy_model(time_conditioning=conditioning)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["query"], r=2, init_lora_weights=False))
+    pipe = build(adapted, **SCHEDULES[schedule])
+    texts = pipe(gen_length=8, num_texts_per_prompt=3, generator=seeded()).texts
+    pipe.model = adapted.merge_and_unload()
+    assert pipe(gen_length=8, num_texts_per_prompt=3, generator=seeded()).texts == texts
+
+
 def test_unknown_save_arguments_are_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"does not know \['max_shards'\]"):
         build().save_pretrained(tmp_path, max_shards=3)
@@ -377,9 +459,12 @@ def test_an_unmerged_adapter_cannot_be_saved(tmp_path):
     from peft import LoraConfig, get_peft_model
 
     pipe = build()
-    pipe.model = get_peft_model(pipe.model, LoraConfig(target_modules=["query"], r=2))
-    with pytest.raises(ValueError, match=r"merge_and_unload\(\)"):
-        pipe.save_pretrained(tmp_path / "saved")
+    pipe.model = adapted = get_peft_model(pipe.model, LoraConfig(target_modules=["query"], r=2))
+    for model in (pipe.model, pipe.model.get_base_model()):
+        pipe.model = model
+        with pytest.raises(ValueError, match=r"merge_and_unload\(\)"):
+            pipe.save_pretrained(tmp_path / "saved")
+    pipe.model = adapted
     pipe.model = pipe.model.merge_and_unload()
     pipe.save_pretrained(tmp_path / "saved")
     assert TextDiffusionPipeline.from_pretrained(tmp_path / "saved").model.config.vocab_size == 8
@@ -418,6 +503,20 @@ def test_compiled_model(schedule):
     expected = pipe(gen_length=5, generator=seeded()).texts
     pipe.model = torch.compile(pipe.model, backend="eager")
     assert pipe(gen_length=5, generator=seeded()).texts == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_with_a_cpu_generator_and_offload(pipe):
+    expected = pipe(gen_length=8, generator=seeded()).texts
+    assert pipe.to("cuda")(gen_length=8, generator=seeded()).texts == expected
+    pipe.to("cpu").enable_model_cpu_offload()
+    assert pipe(gen_length=8, generator=seeded()).texts == expected
+    assert pipe.model.device.type == "cpu"
+
+
+def test_draws_come_from_the_generator_s_device_and_go_to_the_model_s():
+    draws = draw_uniforms([2, 3], seeded(), "meta")  # the one other device that every machine has
+    assert (draws.device.type, draws.shape) == ("meta", (5,))
 
 
 # --- Errors ---
@@ -462,6 +561,12 @@ WRONG_CALLS = [
         "`generator` must be a torch.Generator or a list of them, got NoneType",
     ),
     ({"output_type": "pt"}, "`output_type` must be 'text' or 'seq', got 'pt'"),
+    (
+        {"callback_on_step_end_tensor_inputs": "sample"},
+        "`callback_on_step_end_tensor_inputs` must be a list .* 'sample'",
+    ),
+    ({"callback_on_step_end": 3}, "`callback_on_step_end` must be callable, got 3"),
+    ({"input_ids": torch.tensor([[2, 5]]), "attention_mask": [[1, 1]]}, "`attention_mask` .* must be a tensor"),
     (
         {"callback_on_step_end_tensor_inputs": ["latents"]},
         r"`callback_on_step_end_tensor_inputs` .* got \['latents'\]",

@@ -121,7 +121,7 @@ def test_own_loop_leaves_no_mask(kwargs, steps):
     assert not (sample == MASK).any()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-30])
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-300])
 def test_temperature_zero_is_the_argmax_at_the_revealed_positions(temperature):
     scheduler = scheduler_of(temperature=temperature)
     sample = torch.full((2, 6), MASK)
@@ -181,6 +181,21 @@ def test_rewritten_canvas_is_planned_anew():
         seen += positions.tolist()
         sample = scheduler.step(torch.zeros(len(positions), 8), times, sample, positions=positions).prev_sample
     assert sorted(seen) == sorted(set(range(4)) - set(again.tolist()))
+
+
+@pytest.mark.parametrize("temperature", [1e39, 1e300])
+def test_a_huge_temperature_draws_uniformly_from_what_may_be_sampled(temperature):
+    found, _ = run(scheduler_of(), torch.full((50, 40), MASK), None, temperature=temperature)
+    shares = torch.bincount(found.flatten(), minlength=8) / found.numel()
+    assert shares[[0, 1, 2, MASK]].sum() == 0
+    assert (shares[[3, 5, 6, 7]] - 0.25).abs().max() < 0.05
+
+
+def test_its_own_timesteps_are_on_its_grid_however_many():
+    scheduler = scheduler_of()
+    scheduler.set_timesteps(50_000)
+    for t in scheduler.timesteps[::9_973]:
+        scheduler.step(torch.zeros(1, 2, 8), t, torch.full((1, 2), MASK))
 
 
 def test_tuple_output_and_passed_logits():
@@ -281,6 +296,8 @@ def test_wrong_calls_are_named():
         scheduler.step(torch.zeros(2, 4, 8), 1.0, sample)
     with pytest.raises(ValueError, match="`logits` hold NaN"):
         scheduler.step(torch.full((2, 3, 8), float("nan")), 1.0, sample)
+    with pytest.raises(ValueError, match="infinity"):
+        scheduler.step(torch.full((2, 3, 8), float("inf")), 1.0, sample)
     with pytest.raises(ValueError, match="`top_p`"):
         scheduler.step(torch.zeros(2, 3, 8), 1.0, sample, top_p=0.0)
     with pytest.raises(ValueError, match="LongTensor"):
@@ -292,11 +309,15 @@ def test_wrong_calls_are_named():
         scheduler_of().step(torch.zeros(1, 8), 1.0, sample, positions=torch.tensor([0]))
     with pytest.raises(ValueError, match="`generator` has 1 generators for 2 rows"):
         scheduler.add_noise(sample, torch.ones(2), generator=[torch.Generator()])
-    with pytest.raises(ValueError, match="`timesteps` must have shape"):
-        scheduler.add_noise(sample, torch.ones(3))
+    for wrong in (torch.ones(3), torch.tensor([500, 3]), 0.5):
+        with pytest.raises(ValueError, match=r"`timesteps` must be a float tensor of shape \[2\]"):
+            scheduler.add_noise(sample, wrong)
+    for value in (-1.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"`timesteps` must lie in \[0, 1\]"):
+            scheduler.add_noise(sample, torch.tensor([0.5, value]))
     with pytest.raises(ValueError, match="`input_ids` are required"):
         scheduler_of(**SPINDLE).mask_probability(torch.ones(2))
-    with pytest.raises(ValueError, match="mask_token_id=tokenizer.mask_token_id"):
+    with pytest.raises(ValueError, match=r"token_settings\(tokenizer\)"):
         AbsorbingStateScheduler().add_noise(sample, torch.ones(2))
     with pytest.raises(ValueError, match=r"`time_epsilon` must lie in \[0, 1\)"):
         scheduler.sample_timesteps(2, time_epsilon=1.0)

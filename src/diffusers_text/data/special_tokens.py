@@ -50,13 +50,18 @@ def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
     }
 
 
-def maskable_tokens(input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerBase) -> torch.BoolTensor:
+def maskable_tokens(
+    input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerBase, attention_mask: torch.Tensor | None = None
+) -> torch.BoolTensor:
     r"""
-    Which tokens are noised, counted and scored: all but those at the start of a text (CLS, else BOS) and padding.
+    Which tokens are noised, counted and scored: all but those at the start of a text (CLS, else BOS), masks and
+    padding.
 
     Args:
         input_ids (`torch.LongTensor` of any shape): token ids.
         tokenizer: the tokenizer they come from.
+        attention_mask (`torch.Tensor` of the same shape, *optional*):
+            0 for padding; needed where the padding token is the terminator, and so not to be told by its id.
 
     Returns:
         `torch.BoolTensor` of the same shape.
@@ -69,10 +74,9 @@ def maskable_tokens(input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerB
     tensor([4, 3])
     ```
     """
-    fixed = [
-        i for i in (start_id(tokenizer), tokenizer.pad_token_id) if i is not None and i != terminator_id(tokenizer)
-    ]
-    return ~torch.isin(input_ids, torch.tensor(fixed, dtype=torch.long, device=input_ids.device))
+    fixed = {start_id(tokenizer), tokenizer.pad_token_id, tokenizer.mask_token_id} - {None, terminator_id(tokenizer)}
+    maskable = ~torch.isin(input_ids, torch.tensor(sorted(fixed), dtype=torch.long, device=input_ids.device))
+    return maskable if attention_mask is None else maskable & (attention_mask != 0)
 
 
 __all__ = ["maskable_tokens", "start_id", "terminator_id", "token_settings"]

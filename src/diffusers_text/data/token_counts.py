@@ -54,10 +54,7 @@ def count_tokens(dataset: Iterable, tokenizer: PreTrainedTokenizerBase, column: 
         ids = torch.cat([torch.as_tensor(ids, dtype=torch.long) for ids in id_lists])
         if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
             raise ValueError(f"`dataset` has token ids outside [0, {vocab_size}), the vocabulary of the tokenizer.")
-        counted = maskable_tokens(ids, tokenizer)
-        if tokenizer.mask_token_id is not None:
-            counted &= ids != tokenizer.mask_token_id
-        counts += torch.bincount(ids[counted], minlength=vocab_size)
+        counts += torch.bincount(ids[maskable_tokens(ids, tokenizer)], minlength=vocab_size)
     if not counts.any():
         raise ValueError("`dataset` has no tokens to count.")
     return counts.tolist()

@@ -73,6 +73,8 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
     _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"cls\.seq_relationship\."]
 
     def __init__(self, config: DiffusionBertConfig):
+        if not isinstance(config, DiffusionBertConfig):  # a BertConfig is a time-agnostic denoiser's
+            config = DiffusionBertConfig.from_dict({**config.to_dict(), "model_type": DiffusionBertConfig.model_type})
         super().__init__(config)
         if config.time_conditioning == "layerwise":
             layers = range(config.num_hidden_layers)
@@ -108,7 +110,8 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
             )
         finally:
             loading_logger.removeFilter(is_no_false_alarm)
-        if any(key.startswith("cls.") for key in info["missing_keys"]):
+        missing = info["missing_keys"]
+        if any(key.startswith("cls.") for key in missing) and not any(key.startswith("bert.") for key in missing):
             logger.warning(
                 f"{pretrained_model_name_or_path} has no masked-LM head: `cls.*` is newly initialised and predicts at"
                 " random. Train the model before you sample from it."
@@ -223,12 +226,12 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
             "inputs_embeds": inputs_embeds,
         }
         if timesteps is None:
-            return self.bert(**inputs, **kwargs)
+            return self.bert(**inputs, return_dict=True, **kwargs)
 
         time_features = get_timestep_embedding(timesteps * TIME_SCALE, self.config.hidden_size).to(self.dtype)
         if self.config.time_conditioning == "layerwise":
             time_embeddings = [time_mlp(time_features) for time_mlp in self.time_mlp]
-            return self.bert(**inputs, time_embeddings=time_embeddings, **kwargs)
+            return self.bert(**inputs, time_embeddings=time_embeddings, return_dict=True, **kwargs)
 
         if position_ids is not None:
             raise ValueError("`position_ids` cannot be combined with `time_conditioning='prefix'`, which shifts them.")
@@ -241,7 +244,7 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
             if inputs[name] is not None:  # the time token shares the segment of position 0 and is always attended to
                 extra = torch.ones_like(attention_mask[:, :1]) if name == "attention_mask" else token_type_ids[:, :1]
                 inputs[name] = torch.cat([inputs[name][:, :1], extra, inputs[name][:, 1:]], dim=1)
-        outputs = self.bert(**inputs, **kwargs)
+        outputs = self.bert(**inputs, return_dict=True, **kwargs)
         outputs.last_hidden_state = _without_time_token(outputs.last_hidden_state)
         if outputs.hidden_states is not None:
             outputs.hidden_states = tuple(_without_time_token(states) for states in outputs.hidden_states)

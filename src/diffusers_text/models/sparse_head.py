@@ -2,17 +2,30 @@
 
 import sys
 from contextlib import contextmanager
+from importlib import import_module
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
+from transformers.utils import is_peft_available
 
 from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The model inside `torch.compile` and distributed wrappers."""
-    return extract_model_from_parallel(model, keep_torch_compile=False)
+    """The model inside `torch.compile`, distributed wrappers and PEFT."""
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    if is_peft_available() and isinstance(model, import_module("peft").PeftModel):
+        return model.get_base_model()
+    return model
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether `model` holds a PEFT adapter that is not merged."""
+    if not is_peft_available():
+        return False
+    tuner_layer = import_module("peft.tuners.tuners_utils").BaseTunerLayer
+    return any(isinstance(module, tuner_layer) for module in model.modules())
 
 
 def conditions_on_time(model: nn.Module) -> bool:
@@ -69,13 +82,13 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
     ```
     """
     if isinstance(unwrap_model(model), DiffusionBertForMaskedDiffusion):
-        return model(**inputs, positions_to_predict=positions).logits
+        return model(**inputs, positions_to_predict=positions, return_dict=True).logits
     if "timesteps" in inputs:
         raise ValueError(
             f"`timesteps` were passed, but {type(unwrap_model(model)).__name__} does not condition on time."
         )
     with _hidden_states_replaced(model, lambda states: states.flatten(0, 1)[positions][None]):  # [1, n, hidden]
-        return model(**inputs).logits[0]
+        return model(**inputs, return_dict=True).logits[0]
 
 
 class HiddenStateCache:
@@ -110,15 +123,15 @@ class HiddenStateCache:
 
         with _hidden_states_replaced(model, update_and_gather) as outputs:
             if len(rows):
-                logits = model(input_ids=input_ids[rows], attention_mask=_rows(attention_mask, rows)).logits[0]
+                logits = self._call(model, rows, input_ids, attention_mask)
                 self.encoder_output = outputs[0]
                 return logits
             with _encoder_skipped(model, self.encoder_output):
-                return model(input_ids=input_ids[:1], attention_mask=_rows(attention_mask, slice(1))).logits[0]
+                return self._call(model, slice(1), input_ids, attention_mask)
 
-
-def _rows(attention_mask, rows):
-    return None if attention_mask is None else attention_mask[rows]
+    def _call(self, model, rows, input_ids, attention_mask):
+        attention_mask = None if attention_mask is None else attention_mask[rows]
+        return model(input_ids=input_ids[rows], attention_mask=attention_mask, return_dict=True).logits[0]
 
 
 @contextmanager
@@ -155,4 +168,4 @@ def _encoder_skipped(model, output):
             encoder.forward = own_forward
 
 
-__all__ = ["HiddenStateCache", "conditions_on_time", "logits_at", "max_sequence_length", "unwrap_model"]
+__all__ = ["HiddenStateCache", "conditions_on_time", "has_adapter", "logits_at", "max_sequence_length", "unwrap_model"]

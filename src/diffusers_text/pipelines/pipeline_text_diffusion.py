@@ -1,7 +1,6 @@
 """Text generation by masked diffusion: prompts in, texts out."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.special_tokens import terminator_id, token_settings
-from ..models.sparse_head import HiddenStateCache, conditions_on_time, logits_at, max_sequence_length, unwrap_model
+from ..models.sparse_head import HiddenStateCache, conditions_on_time, has_adapter, logits_at, max_sequence_length
 from ..schedulers.sampling import check_generator, check_positive_int, check_shaping
 from .model_card import create_model_card
 from .pipeline_output import TextDiffusionPipelineOutput
@@ -55,14 +54,20 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, scheduler: SchedulerMixin):
         super().__init__()
-        settings = token_settings(tokenizer)
-        scheduler = _matched_scheduler(scheduler, settings)
+        token_settings(tokenizer)  # raises without a mask token
+        if model.config.is_encoder_decoder:
+            raise ValueError(f"`model` is a {type(model).__name__}; a denoiser must be an encoder.")
         if model.config.vocab_size < len(tokenizer):
             raise ValueError(
                 f"`model` has {model.config.vocab_size} token embeddings for a tokenizer of {len(tokenizer)}: call"
                 " `model.resize_token_embeddings(len(tokenizer))`, then train."
             )
         self.register_modules(model=model, tokenizer=tokenizer, scheduler=scheduler)
+
+    def __setattr__(self, name, value):
+        if name == "scheduler":  # also one that is assigned later must know the tokenizer's ids
+            value = _matched_scheduler(value, token_settings(self.tokenizer))
+        super().__setattr__(name, value)
 
     @torch.no_grad()
     def __call__(
@@ -91,7 +96,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             input_ids (`torch.LongTensor` of shape `[batch, seq]` or `[seq]`, *optional*):
                 Token ids in place of `prompt`, special tokens included; they come back exactly.
             attention_mask (`torch.Tensor` of the shape of `input_ids`, *optional*):
-                1 for tokens, 0 for padding; by default everything but the padding token counts.
+                1 for tokens, 0 for padding; by default everything but the padding token counts, or everything where
+                the padding token is the terminator.
             gen_length (`int`, *optional*):
                 Text tokens to generate after the prompt. Without a prompt it defaults to
                 `scheduler.config.gen_length`.
@@ -129,6 +135,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
             gen_length,
             num_texts_per_prompt,
             output_type,
+            callback_on_step_end,
             callback_on_step_end_tensor_inputs,
         )
         config = self.scheduler.config
@@ -155,7 +162,15 @@ class TextDiffusionPipeline(DiffusionPipeline):
         return TextDiffusionPipelineOutput(sequences, texts) if return_dict else (sequences, texts)
 
     def check_inputs(
-        self, prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type, callback_tensor_inputs
+        self,
+        prompt,
+        input_ids,
+        attention_mask,
+        gen_length,
+        num_texts_per_prompt,
+        output_type,
+        callback,
+        callback_tensor_inputs,
     ):
         """Raises a `ValueError` for the first argument of `__call__` that is out of range."""
         if prompt is not None and input_ids is not None:
@@ -182,17 +197,20 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 raise ValueError(
                     f"`input_ids` must lie in [0, {vocab_size}), got {input_ids.min()} to {input_ids.max()}."
                 )
-        if attention_mask is not None and (input_ids is None or attention_mask.shape != input_ids.shape):
-            raise ValueError("`attention_mask` goes with `input_ids` and must have its shape.")
+        mask_shape = attention_mask.shape if isinstance(attention_mask, torch.Tensor) else None
+        if attention_mask is not None and (input_ids is None or mask_shape != input_ids.shape):
+            raise ValueError("`attention_mask` goes with `input_ids` and must be a tensor of its shape.")
         if gen_length is not None:
             check_positive_int("gen_length", gen_length)
         check_positive_int("num_texts_per_prompt", num_texts_per_prompt)
         if output_type not in ("text", "seq"):
             raise ValueError(f"`output_type` must be 'text' or 'seq', got {output_type!r}.")
-        unknown = [name for name in callback_tensor_inputs if name not in self._callback_tensor_inputs]
-        if unknown:
+        if callback is not None and not callable(callback):
+            raise ValueError(f"`callback_on_step_end` must be callable, got {callback!r}.")
+        known = self._callback_tensor_inputs
+        if not isinstance(callback_tensor_inputs, list) or not set(callback_tensor_inputs) <= set(known):
             raise ValueError(
-                f"`callback_on_step_end_tensor_inputs` must be among {self._callback_tensor_inputs}, got {unknown}."
+                f"`callback_on_step_end_tensor_inputs` must be a list of {known}, got {callback_tensor_inputs!r}."
             )
 
     def encode_prompt(self, prompt, input_ids, attention_mask) -> list[list[int]]:
@@ -203,10 +221,10 @@ class TextDiffusionPipeline(DiffusionPipeline):
         input_ids = input_ids.reshape(-1, input_ids.shape[-1])
         if attention_mask is not None:
             keep = attention_mask.reshape(input_ids.shape) != 0
-        elif self.tokenizer.pad_token_id is not None:
-            keep = input_ids != self.tokenizer.pad_token_id
-        else:
+        elif self.tokenizer.pad_token_id in (None, terminator_id(self.tokenizer)):
             keep = torch.ones_like(input_ids, dtype=torch.bool)
+        else:
+            keep = input_ids != self.tokenizer.pad_token_id
         if not keep.any(dim=1).all():
             raise ValueError("`input_ids` has a row of nothing but padding.")
         return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
@@ -238,8 +256,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 f"{finished} of {len(canvases)} texts have no {self.tokenizer.mask_token} to fill and are returned as"
                 " they are. Pass `gen_length` to continue them."
             )
-        # Any id serves as padding: it is attended to by nothing and returned to nobody.
-        padding = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
+        # Padding is attended to by nothing and returned to nobody; a suppressed id is no target of noise either.
+        padding = next(iter([*self.scheduler.config.suppressed_token_ids, int(mask_token_id == 0)]))
         sample = torch.full((len(canvases), longest), padding)
         generated = torch.zeros(sample.shape, dtype=torch.bool)
         for i, canvas in enumerate(canvases):
@@ -252,9 +270,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
     ) -> torch.LongTensor:
         """Runs the reverse process of `self.scheduler` on `sample` [batch, seq] until nothing is masked."""
         seq_len = sample.shape[1]
-        attention_mask = None
-        if min(lengths) < seq_len:
-            attention_mask = (torch.arange(seq_len) < torch.tensor(lengths)[:, None]).long().to(sample.device)
+        attention_mask = (torch.arange(seq_len) < torch.tensor(lengths)[:, None]).long().to(sample.device)
+        padded = min(lengths) < seq_len  # without padding the model is spared the mask
         # A rejected proposal leaves its row as it was: a time-agnostic model then needs its head only. Under
         # torch.compile that hook would mean a new graph a step.
         keeps_states = self.scheduler.noise.token_dependent and not conditions_on_time(self.model)
@@ -264,13 +281,13 @@ class TextDiffusionPipeline(DiffusionPipeline):
         if not len(positions):
             return sample
         forward_passes, masked = self.scheduler.num_forward_passes, self._masked_count(sample)
-        training = self.model.training
+        in_training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
             with self.progress_bar(total=masked if forward_passes is None else forward_passes) as progress_bar:
                 step = 0
                 while len(positions):
-                    logits = self.predict(sample, attention_mask, positions, timestep, cache)
+                    logits = self.predict(sample, attention_mask if padded else None, positions, timestep, cache)
                     self._forbid_terminator(logits, ~generated.flatten()[positions])
                     sample = self.scheduler.step(
                         logits, timestep, sample, positions=positions, generator=generator, **shaping
@@ -286,7 +303,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
                     progress_bar.update(done - progress_bar.n)
                     positions, timestep = self.scheduler.next_positions(sample, generator)
         finally:
-            self.model.train(training)
+            for module in in_training:
+                module.training = True
         return sample
 
     def _forbid_terminator(self, logits, in_gap):
@@ -314,12 +332,13 @@ class TextDiffusionPipeline(DiffusionPipeline):
         Texts of the canvases without special tokens, cut at the first terminator among the `generated` positions.
         """
         terminator = terminator_id(self.tokenizer)
+        left_out = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}  # a given unknown word stays
         texts = []
         for sequence, is_generated in zip(sequences, generated, strict=True):
             sequence = sequence.tolist()
             ends = [i for i, token in enumerate(sequence) if token == terminator and is_generated[i]]
-            texts.append(sequence[: ends[0]] if ends else sequence)
-        return self.tokenizer.batch_decode(texts, skip_special_tokens=True)
+            texts.append([i for i in sequence[: ends[0] if ends else None] if i not in left_out])
+        return self.tokenizer.batch_decode(texts)
 
     def _masked_count(self, sample) -> int:
         return int((sample == self.tokenizer.mask_token_id).sum())
@@ -338,30 +357,29 @@ class TextDiffusionPipeline(DiffusionPipeline):
         so that a save that fails leaves the old files.
 
         Args:
-            save_directory (`str` or `os.PathLike`): folder, made when missing; components that it holds are replaced.
+            save_directory (`str` or `os.PathLike`): folder, made when missing; other files in it stay.
             safe_serialization, variant, max_shard_size: as in the base class.
             push_to_hub (`bool`, defaults to `False`):
                 Whether to call [`push_to_hub`] as well, with `push_kwargs`; `repo_id` defaults to the folder's name.
 
         Raises:
-            ValueError: the model is a PEFT model that has not been merged, which could not be loaded again; or unknown
+            ValueError: the model has a PEFT adapter that is not merged, which could not be loaded again; or unknown
                 arguments.
         """
         if push_kwargs and not push_to_hub:
             raise ValueError(f"`save_pretrained` does not know {sorted(push_kwargs)} without `push_to_hub=True`.")
-        if not isinstance(unwrap_model(self.model), PreTrainedModel):
+        if has_adapter(self.model):
             raise ValueError(
-                f"`model` is a {type(self.model).__name__}, which a pipeline cannot save: merge the adapter first with"
+                "`model` has an adapter that is not merged, which a pipeline cannot save: merge it first with"
                 " `pipe.model = pipe.model.merge_and_unload()`."
             )
         save_directory = Path(save_directory)
         save_directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=save_directory, prefix=".saving-") as folder:
             super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
-            for new in Path(folder).iterdir():
-                target = save_directory / new.name
-                if target.is_dir():
-                    shutil.rmtree(target)
+            for new in [path for path in Path(folder).rglob("*") if path.is_file()]:
+                target = save_directory / new.relative_to(folder)
+                target.parent.mkdir(exist_ok=True)
                 new.replace(target)
         if push_to_hub:
             repo_id = push_kwargs.pop("repo_id", save_directory.resolve().name)

@@ -42,6 +42,24 @@ def check_positive_int(name: str, value):
         raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}.")
 
 
+def check_times(timesteps, batch_size: int, above_zero: bool = False):
+    """Raises unless `timesteps` are floats of shape `[batch_size]` in [0, 1], or in (0, 1]."""
+    if (
+        not isinstance(timesteps, torch.Tensor)
+        or not timesteps.is_floating_point()
+        or timesteps.shape != (batch_size,)
+    ):
+        given = (
+            f"{timesteps.dtype} of shape {list(timesteps.shape)}" if isinstance(timesteps, torch.Tensor) else timesteps
+        )
+        raise ValueError(f"`timesteps` must be a float tensor of shape [{batch_size}], got {given}.")
+    # Looking at the values on an accelerator would wait for it.
+    if timesteps.device.type == "cpu" and not ((timesteps >= 0) & (timesteps <= 1)).all():
+        raise ValueError(f"`timesteps` must lie in [0, 1], got {timesteps.tolist()}.")
+    if above_zero and timesteps.device.type == "cpu" and not (timesteps > 0).all():
+        raise ValueError(f"`timesteps` must lie in (0, 1], got {timesteps.tolist()}.")
+
+
 def check_generator(generator, batch_size: int):
     """Raises unless `generator` is None, a `torch.Generator`, or a list of `batch_size` of them."""
     generators = generator if isinstance(generator, list) else [] if generator is None else [generator]
@@ -75,7 +93,9 @@ def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, to
     if temperature == 0:
         argmax = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, argmax, 0.0)
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # no temperature is too small for this
+    # In double precision, and with the largest logit at 0, no temperature is too small or too large.
+    logits = logits.to(precise_dtype(logits.device))
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         values, tokens = logits.topk(top_k, dim=-1)
         logits = torch.full_like(logits, -torch.inf).scatter_(-1, tokens, values)

@@ -8,7 +8,15 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import BaseOutput
 
 from .noise_schedules import NOISE_SCHEDULES, MaskingNoise
-from .sampling import check_positive_int, check_shaping, draw_tokens, draw_uniforms, precise_dtype, shape_logits
+from .sampling import (
+    check_positive_int,
+    check_shaping,
+    check_times,
+    draw_tokens,
+    draw_uniforms,
+    precise_dtype,
+    shape_logits,
+)
 
 
 @dataclass
@@ -174,9 +182,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     def mask_token_id(self) -> int:
         """Id of the mask token; an error when the config has none."""
         if self.config.mask_token_id is None:
-            raise ValueError(
-                "`mask_token_id` is None: build the scheduler with `mask_token_id=tokenizer.mask_token_id`."
-            )
+            raise ValueError("`mask_token_id` is None: build the scheduler with `**token_settings(tokenizer)`.")
         return self.config.mask_token_id
 
     def mask_probability(self, timesteps: torch.Tensor, input_ids: torch.LongTensor | None = None) -> torch.Tensor:
@@ -260,8 +266,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             `torch.LongTensor` of shape `[batch, seq]`.
         """
         _check_sample(sample)
-        if timesteps.shape != sample.shape[:1]:
-            raise ValueError(f"`timesteps` must have shape [{len(sample)}], got {list(timesteps.shape)}.")
+        check_times(timesteps, len(sample))
         uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device).view(sample.shape)
         masked = uniforms < self.mask_probability(timesteps.to(uniforms), sample)
         if maskable is not None:
@@ -282,7 +287,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         self.timesteps = None
         if num_inference_steps is not None:
             check_positive_int("num_inference_steps", num_inference_steps)
-            self.timesteps = 1 - torch.arange(num_inference_steps, device=device) / num_inference_steps
+            steps = torch.arange(num_inference_steps, device=device, dtype=precise_dtype(device or "cpu"))
+            self.timesteps = 1 - steps / num_inference_steps
         self.num_inference_steps = num_inference_steps
         # Forward passes that the process takes, known after `next_positions` unless the schedule depends on the token.
         self.num_forward_passes = None
@@ -396,7 +402,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
         Raises:
             ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, full logits in
-                continuous time, or logits that hold NaN.
+                continuous time, or logits that hold NaN or infinity.
         """
         config = self.config
         temperature = config.temperature if temperature is None else temperature
@@ -422,8 +428,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             model_logits = logits.flatten(0, 1)[positions]
 
         # Looking at the values on an accelerator would wait for it.
-        if model_logits.device.type == "cpu" and model_logits.isnan().any():
-            raise ValueError("`logits` hold NaN: nothing can be drawn from them.")
+        if model_logits.device.type == "cpu" and (model_logits.isnan() | (model_logits == torch.inf)).any():
+            raise ValueError("`logits` hold NaN or infinity: nothing can be drawn from them.")
         rows = positions // seq_len
         counts = torch.bincount(rows, minlength=batch_size).tolist()
         certain = planned and not self.noise.token_dependent  # the plan already decided that these are revealed
