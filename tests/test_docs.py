@@ -62,6 +62,11 @@ def test_docstring_examples_run(name, real_tokenizer):
     assert not failures, "".join(failures)
 
 
+def test_the_api_page_has_every_public_name_and_no_other():
+    listed = re.findall(r"\[\[autodoc\]\] (\w+)", (ROOT / "docs" / "source" / "en" / "api.md").read_text())
+    assert sorted(listed) == sorted(name for name in diffusers_text.__all__ if name != "__version__")
+
+
 def test_pages_hold_no_placeholder():
     for page in PAGES:
         assert not re.search(r"\b[A-Z]+_OUTPUT\b|TODO|FIXME", page.read_text()), page
