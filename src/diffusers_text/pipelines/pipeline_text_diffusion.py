@@ -256,8 +256,12 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 f"{finished} of {len(canvases)} texts have no {self.tokenizer.mask_token} to fill and are returned as"
                 " they are. Pass `gen_length` to continue them."
             )
-        # Padding is attended to by nothing and returned to nobody; a suppressed id is no target of noise either.
-        padding = next(iter([*self.scheduler.config.suppressed_token_ids, int(mask_token_id == 0)]))
+        # Padding is attended to by nothing and returned to nobody. It must be no mask, and no terminator, which a
+        # sentence's mean would count.
+        suppressed = self.scheduler.config.suppressed_token_ids
+        padding = self.tokenizer.pad_token_id
+        if padding not in suppressed:
+            padding = suppressed[0] if suppressed else int(mask_token_id == 0)
         sample = torch.full((len(canvases), longest), padding)
         generated = torch.zeros(sample.shape, dtype=torch.bool)
         for i, canvas in enumerate(canvases):
