@@ -169,7 +169,7 @@ def test_revision_and_token_reach_the_hub(hub, python, tmp_path):
     """
     )
     assert out.split() == ["True", "True"]
-    downloads = [(path, token) for method, path, token in hub.requests if method == "GET" and "/resolve/v2/" in path]
+    downloads = [(path, token) for method, path, token in hub.requests if method == "GET" and "/resolve/" in path]
     assert any(path.endswith("model.safetensors") for path, _ in downloads)
     assert {token for _, token in downloads} == {"Bearer hf_other"}
 
