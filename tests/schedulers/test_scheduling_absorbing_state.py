@@ -195,7 +195,8 @@ def test_its_own_timesteps_are_on_its_grid_however_many():
     scheduler = scheduler_of()
     scheduler.set_timesteps(50_000)
     for t in scheduler.timesteps[::9_973]:
-        scheduler.step(torch.zeros(1, 2, 8), t, torch.full((1, 2), MASK))
+        sample = torch.full((1, 2), MASK)
+        assert scheduler.step(torch.zeros(1, 2, 8), t, sample).prev_sample.shape == (1, 2)
 
 
 def test_tuple_output_and_passed_logits():

@@ -56,28 +56,24 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         vocab_size (`int`, *optional*):
             Size of the tokenizer's vocabulary; ids beyond it are never sampled. Filled in likewise.
         suppressed_token_ids (`list[int]`, *optional*):
-            Ids that are never sampled beside `mask_token_id`. Filled in likewise with all special tokens but the
-            terminator.
+            Ids that are never sampled beside `mask_token_id`. Filled in likewise: special tokens but the terminator.
         schedule (`str`, defaults to `"linear"`):
-            `"linear"` (also under its MDLM name `"loglinear"`), `"cosine"`, `"polynomial"`, `"geometric"` or
-            `"spindle"`.
+            `"linear"` (or by its MDLM name `"loglinear"`), `"cosine"`, `"polynomial"`, `"geometric"`, `"spindle"`.
         power (`float`, defaults to 2.0): exponent of the polynomial schedule.
         sigma_min, sigma_max (`float`, defaults to 1e-5 and 20): ends of the geometric schedule.
         spindle_lambda (`float`, defaults to 0.3): strength of the spindle in [0, 1]; 0 is linear.
         spindle_information (`str`, defaults to `"surprisal"`):
             `"surprisal"` for the paper's `h`, `"log_count"` for that of its released code.
         spindle_mean (`str`, defaults to `"corpus"`):
-            Mean information over the `"corpus"`, or over the `"sentence"` as in the paper. A sentence is the row
-            without `suppressed_token_ids`; the reverse process, which sees part of it, gives masked tokens the corpus
-            mean.
+            Mean information over the `"corpus"`, or as in the paper over the `"sentence"`: the row without
+            `suppressed_token_ids`, of which the reverse process gives masked tokens the corpus mean.
         token_counts (`list[int]` of length `vocab_size`, *optional*):
             Occurrences of each token in the training corpus, from [`count_tokens`]; the spindle needs them.
         corpus (`str`, *optional*): what `token_counts` was counted on, for the record.
         tilt (`bool`, defaults to `True`): whether the prediction gets the factor `g_k(t)`; the paper has none.
         gen_length (`int`, defaults to 64): text tokens that a pipeline generates by default.
         temperature (`float`, defaults to 1.0), top_k (`int`, *optional*), top_p (`float`, *optional*):
-            Default shaping of `p` when sampling, in the meaning of [`~transformers.GenerationConfig`]; temperature 0
-            is argmax.
+            Default shaping of `p` when sampling, as in [`~transformers.GenerationConfig`]; temperature 0 is argmax.
 
     Example:
 
@@ -221,7 +217,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         Args:
             batch_size (`int`): number of times.
             generator (`torch.Generator`, *optional*): source of randomness.
-            device (`torch.device`, *optional*): where the result lies; the generator's device by default.
+            device (`torch.device`, *optional*): of the result; the generator's by default.
             num_steps (`int`, *optional*): round up to the grid `i / num_steps` of the discrete-time bound.
             time_epsilon (`float`, defaults to 0): smallest time, a cut for training only; a reported bound has none.
 
@@ -314,9 +310,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             generator (`torch.Generator` or one a row, *optional*): source of randomness.
 
         Returns:
-            Flat indices `[n]` over `batch * seq`, none when the canvas is finished, and the time of each row,
-            `[batch]`: the start of its step, or in continuous time its event's; 0 for a finished row. Both lie on the
-            CPU.
+            Flat indices `[n]` over `batch * seq`, none when the canvas is finished, and on the CPU as well the time of
+            each row, `[batch]`: at which its step begins, or in continuous time its event's; 0 for a finished row.
         """
         _check_sample(sample)
         masked = (sample == self.mask_token_id).cpu()
@@ -339,9 +334,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         return due.flatten().nonzero().flatten(), row_times
 
     def _draw_events(self, unplanned, generator):
-        """
-        Times of the next proposals at `unplanned` positions [batch, seq], in row-major order, from each row's `_now`.
-        """
+        """Times of the next proposals at `unplanned` positions [batch, seq], row-major, from each row's `_now`."""
         rows = unplanned.nonzero()[:, 0]
         now = self._now[rows]
         uniforms = 1 - draw_uniforms(unplanned.sum(dim=1).tolist(), generator, "cpu")  # in (0, 1]
