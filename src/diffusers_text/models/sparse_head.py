@@ -2,12 +2,10 @@
 
 import sys
 from contextlib import contextmanager
-from importlib import import_module
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
-from transformers.utils import is_peft_available
 
 from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
 
@@ -15,17 +13,14 @@ from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
 def unwrap_model(model: nn.Module) -> nn.Module:
     """The model inside `torch.compile`, distributed wrappers and PEFT."""
     model = extract_model_from_parallel(model, keep_torch_compile=False)
-    if is_peft_available() and isinstance(model, import_module("peft").PeftModel):
-        return model.get_base_model()
-    return model
+    peft = sys.modules.get("peft")  # a model can only come from it once it is imported
+    return model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
 
 
 def has_adapter(model: nn.Module) -> bool:
     """Whether `model` holds a PEFT adapter that is not merged."""
-    if not is_peft_available():
-        return False
-    tuner_layer = import_module("peft.tuners.tuners_utils").BaseTunerLayer
-    return any(isinstance(module, tuner_layer) for module in model.modules())
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    return tuners is not None and any(isinstance(module, tuners.BaseTunerLayer) for module in model.modules())
 
 
 def conditions_on_time(model: nn.Module) -> bool:
