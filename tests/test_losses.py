@@ -239,7 +239,7 @@ def test_spindle_without_its_second_term_is_no_bound():
 
     def without(logits, clean, noisy, times):
         log_p = logits.masked_fill(torch.arange(VOCAB) == MASK, -torch.inf)
-        h = scheduler.noise.vocabulary_offsets(VOCAB, noisy)
+        h = scheduler.noise.vocabulary_offsets(VOCAB, noisy, noisy.device)
         log_p = (log_p + scheduler.noise.g(times[:, None, None].double(), h).log()).log_softmax(-1)
         nats = -scheduler.unmasking_rate(times.double(), clean) * log_p.gather(-1, clean[..., None]).squeeze(-1)
         return nats.masked_fill(noisy != MASK, 0).sum(1)

@@ -18,7 +18,7 @@ _SUBMODULES = {
     "data.token_counts": ["count_tokens"],
     "losses": ["continuous_time_bound", "discrete_time_bound"],
     "models.sparse_head": ["logits_at"],
-    "pipelines.pipeline_output": ["TextDiffusionPipelineOutput"],
+    "pipelines.pipeline_output": ["TextDiffusionPipelineOutput", "TextDiffusionTrajectory"],
     "pipelines.pipeline_text_diffusion": ["TextDiffusionPipeline"],
     "schedulers.scheduling_absorbing_state": ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"],
 }

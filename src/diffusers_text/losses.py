@@ -159,7 +159,7 @@ def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positi
         offsets = (
             scheduler.noise.token_offsets(sample, sample).flatten()[positions],
             scheduler.noise.token_offsets(targets[:, None], context).squeeze(-1),
-            scheduler.noise.vocabulary_offsets(logits.shape[-1], context),
+            scheduler.noise.vocabulary_offsets(logits.shape[-1], context, logits.device),
         )
     times = timesteps.to(precise_dtype(logits.device))[rows]
     return _Masked(logits, rows, times, targets, *offsets)

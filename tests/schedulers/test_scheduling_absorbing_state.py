@@ -103,7 +103,7 @@ def test_no_mask_is_left_and_revealed_positions_stay(kwargs, steps):
     assert sample[2].tolist() == [5] * 12
     assert passes <= (steps or 10_000)
     if not scheduler.noise.token_dependent:
-        assert passes == scheduler.num_forward_passes <= min(steps or 12, 12)
+        assert passes <= min(steps or 12, 12)
 
 
 @pytest.mark.parametrize("kwargs", [{}, SPINDLE])

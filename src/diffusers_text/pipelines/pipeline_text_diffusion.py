@@ -1,8 +1,11 @@
 """Text generation by masked diffusion: prompts in, texts out."""
 
+import inspect
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import inf
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -11,15 +14,20 @@ from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.utils import logging
 from diffusers.utils.torch_utils import is_compiled_module
 from huggingface_hub import create_repo, file_exists, upload_folder
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.special_tokens import terminator_id, token_settings
+from ..data.special_tokens import start_id, terminator_id, token_settings
 from ..models.sparse_head import HiddenStateCache, conditions_on_time, has_adapter, logits_at, max_sequence_length
 from ..schedulers.sampling import check_generator, check_positive_int, check_shaping
+from .canvas import Canvas, row_groups
+from .constraints import TokenConstraints, check_constraints
 from .model_card import create_model_card
 from .pipeline_output import TextDiffusionPipelineOutput
 
 logger = logging.get_logger(__name__)
+
+# More tokens than that, drawn together without seeing each other, and texts fall apart.
+MANY_TOKENS_PER_PASS = 8
 
 
 class TextDiffusionPipeline(DiffusionPipeline):
@@ -77,13 +85,21 @@ class TextDiffusionPipeline(DiffusionPipeline):
         attention_mask: torch.Tensor | None = None,
         gen_length: int | None = None,
         num_inference_steps: int | None = None,
+        block_length: int | None = None,
         num_texts_per_prompt: int = 1,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        guidance_scale: float = 1.0,
+        suppress_tokens: list[int] | None = None,
+        bad_words_ids: list[list[int]] | None = None,
+        allowed_token_ids: torch.BoolTensor | Callable | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        eos_penalty: float = 0.0,
         generator: torch.Generator | list[torch.Generator] | None = None,
         output_type: str = "text",
         return_dict: bool = True,
+        return_trajectory: bool = False,
         callback_on_step_end: Callable | PipelineCallback | MultiPipelineCallbacks | None = None,
         callback_on_step_end_tensor_inputs: list[str] | None = None,
     ) -> TextDiffusionPipelineOutput | tuple:
@@ -102,21 +118,40 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 Text tokens to generate after the prompt. Without a prompt it defaults to
                 `scheduler.config.gen_length`.
             num_inference_steps (`int`, *optional*):
-                Steps T of the reverse process; None is continuous time. At most `min(T, masked positions)` forward
-                passes are made, unless the schedule depends on the token.
+                Steps T of the reverse process, in each block; None leaves their number to the strategy, in continuous
+                time for [`AbsorbingStateScheduler`].
+            block_length (`int`, *optional*):
+                Write semi-autoregressively, this many masked positions at a time from left to right. A text ends with
+                the block in which it gets its terminator. It may then be longer than the model takes: each block is
+                written in a window over the text, behind as much context as fits (MDLM, arXiv 2406.07524).
             num_texts_per_prompt (`int`, defaults to 1): texts for each prompt, one after another.
             temperature, top_k, top_p (*optional*):
                 Shape the prediction, in place of the scheduler config's values; temperature 0 is greedy.
+            guidance_scale (`float`, defaults to 1.0):
+                Classifier-free guidance: logits `l0 + guidance_scale (l - l0)`, `l0` those with the prompt's tokens
+                masked. Other values than 1 take twice the time.
+            suppress_tokens (`list[int]`, *optional*): ids that are not written.
+            bad_words_ids (`list[list[int]]`, *optional*): sequences of ids that are not written.
+            allowed_token_ids (`torch.BoolTensor` of shape `[seq, vocab]` or `Callable`, *optional*):
+                Which ids may stand at each position of the canvas; or a function of the canvas `[batch, seq]` and the
+                asked positions `[n]`, flat indices over it, that returns `[n, vocab]`.
+            logits_processor ([`~transformers.LogitsProcessorList`], *optional*):
+                Processors as for `generate`: each gets the ids to the left of a position, gaps among them as mask
+                tokens, and the logits there, `[1, vocab]`.
+            eos_penalty (`float`, defaults to 0.0):
+                Nats taken from the terminator's logit, for longer texts; infinity bans it.
             generator (`torch.Generator` or list of them, *optional*):
                 One for all texts, or one for each, so that a text does not depend on the others in the batch. It may
                 live on the CPU whatever the model's device.
             output_type (`str`, defaults to `"text"`): `"text"`, or `"seq"` to leave the ids undecoded.
             return_dict (`bool`, defaults to `True`): return an output class, or the tuple of its fields.
+            return_trajectory (`bool`, defaults to `False`): record what was written where and when.
             callback_on_step_end (`Callable`, *optional*):
                 Called as `callback(pipe, step, timestep, callback_kwargs)` after each forward pass, `timestep` being
                 the time of each row, `[batch]`; may return a dictionary with a new `sample`.
             callback_on_step_end_tensor_inputs (`list[str]`, *optional*):
                 What `callback_kwargs` hold, of `"sample"` (default), `"attention_mask"`, `"positions"` and `"logits"`.
+                They are of the window that the model sees; all but the logits lie on the CPU.
 
         Returns:
             [`TextDiffusionPipelineOutput`] or `tuple`.
@@ -124,55 +159,94 @@ class TextDiffusionPipeline(DiffusionPipeline):
         Raises:
             ValueError: an argument out of range, or a canvas longer than the model takes.
         """
+        arguments = dict(locals())
+        for name in ("self", "return_dict", "output_type"):
+            arguments.pop(name)
+        canvas, steps = self.prepare(**arguments, output_type=output_type)
+        for _ in steps:
+            pass
+        output = self.finish(canvas, output_type)
+        return output if return_dict else output.to_tuple()
+
+    @torch.no_grad()
+    def stream(self, *args, **kwargs) -> Iterator[TextDiffusionPipelineOutput]:
+        """
+        Generates as `__call__` does, with its arguments but `return_dict`, and yields after each forward pass the
+        output so far, mask tokens in its texts where nothing is written yet.
+        """
+        bound = inspect.signature(self.__call__).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: value for name, value in bound.arguments.items() if name != "return_dict"}
+        canvas, steps = self.prepare(**arguments)
+        return (self.finish(canvas, arguments["output_type"]) for _ in steps)
+
+    def prepare(
+        self,
+        prompt,
+        input_ids,
+        attention_mask,
+        gen_length,
+        num_inference_steps,
+        block_length,
+        num_texts_per_prompt,
+        temperature,
+        top_k,
+        top_p,
+        guidance_scale,
+        suppress_tokens,
+        bad_words_ids,
+        allowed_token_ids,
+        logits_processor,
+        eos_penalty,
+        generator,
+        output_type,
+        return_trajectory,
+        callback_on_step_end,
+        callback_on_step_end_tensor_inputs,
+    ) -> tuple[Canvas, Iterator[None]]:
+        """Checks the arguments of `__call__`; the canvas, and the forward passes that fill it, one at a time."""
         if isinstance(callback_on_step_end, (PipelineCallback, MultiPipelineCallbacks)):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
         if callback_on_step_end_tensor_inputs is None:
             callback_on_step_end_tensor_inputs = ["sample"]
-        self.check_inputs(
-            prompt,
-            input_ids,
-            attention_mask,
-            gen_length,
-            num_texts_per_prompt,
-            output_type,
-            callback_on_step_end,
-            callback_on_step_end_tensor_inputs,
-        )
+        self.check_inputs(prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type)
+        self.check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         config = self.scheduler.config
         check_shaping(config.temperature if temperature is None else temperature, top_k, top_p)
+        vocab_size = len(self.tokenizer)
+        check_constraints(eos_penalty, suppress_tokens, bad_words_ids, allowed_token_ids, logits_processor, vocab_size)
+        if block_length is not None:
+            check_positive_int("block_length", block_length)
+        self.scheduler.set_timesteps(num_inference_steps)
 
         if prompt is None and input_ids is None and gen_length is None:
             gen_length = config.gen_length
         rows = self.encode_prompt(prompt, input_ids, attention_mask)
         rows = [row for row in rows for _ in range(num_texts_per_prompt)]
         check_generator(generator, len(rows))
-        device = self._execution_device
-        self.scheduler.set_timesteps(num_inference_steps, device=device)
-        sample, lengths, generated = self.prepare_canvas(rows, gen_length)
+        canvas = self.prepare_canvas(rows, gen_length, block_length is not None)
+        self.check_fit(canvas, gen_length, block_length, allowed_token_ids)
+        self.check_guidance(canvas, guidance_scale)
+        if return_trajectory:
+            canvas.changes = []
 
-        sample = sample.to(device)
-        shaping = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        sample = self.denoise(
-            sample, lengths, generated, generator, shaping, callback_on_step_end, callback_on_step_end_tensor_inputs
+        constraints = TokenConstraints(
+            canvas.terminator,
+            canvas.generated,
+            eos_penalty,
+            suppress_tokens or [],
+            bad_words_ids or [],
+            allowed_token_ids,
+            logits_processor,
         )
-        self.maybe_free_model_hooks()
+        shaping = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        callback = (callback_on_step_end, callback_on_step_end_tensor_inputs)
+        return canvas, self.denoise(
+            canvas, num_inference_steps, block_length, constraints, guidance_scale, shaping, generator, callback
+        )
 
-        sequences = [row[:length] for row, length in zip(sample, lengths, strict=True)]
-        texts = self.decode(sequences, generated) if output_type == "text" else None
-        return TextDiffusionPipelineOutput(sequences, texts) if return_dict else (sequences, texts)
-
-    def check_inputs(
-        self,
-        prompt,
-        input_ids,
-        attention_mask,
-        gen_length,
-        num_texts_per_prompt,
-        output_type,
-        callback,
-        callback_tensor_inputs,
-    ):
-        """Raises a `ValueError` for the first argument of `__call__` that is out of range."""
+    def check_inputs(self, prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type):
+        """Raises a `ValueError` for the first of these arguments of `__call__` that is out of range."""
         if prompt is not None and input_ids is not None:
             raise ValueError("Pass either `prompt` or `input_ids`, not both.")
         if prompt is not None and not isinstance(prompt, str):
@@ -205,6 +279,9 @@ class TextDiffusionPipeline(DiffusionPipeline):
         check_positive_int("num_texts_per_prompt", num_texts_per_prompt)
         if output_type not in ("text", "seq"):
             raise ValueError(f"`output_type` must be 'text' or 'seq', got {output_type!r}.")
+
+    def check_callback(self, callback, callback_tensor_inputs):
+        """Raises a `ValueError` for a callback that cannot be called, or tensors for it that do not exist."""
         if callback is not None and not callable(callback):
             raise ValueError(f"`callback_on_step_end` must be callable, got {callback!r}.")
         known = self._callback_tensor_inputs
@@ -212,6 +289,31 @@ class TextDiffusionPipeline(DiffusionPipeline):
             raise ValueError(
                 f"`callback_on_step_end_tensor_inputs` must be a list of {known}, got {callback_tensor_inputs!r}."
             )
+
+    def check_fit(self, canvas, gen_length, block_length, allowed_token_ids):
+        """Raises a `ValueError` for a canvas that the model does not take or `allowed_token_ids` do not cover."""
+        longest, limit = max(canvas.lengths), max_sequence_length(self.model)
+        if longest > limit and block_length is None:
+            raise ValueError(
+                f"The canvas would have {longest} tokens, special tokens and `gen_length` {gen_length} included; the"
+                f" model takes at most {limit}. Pass `block_length` to write longer text block by block."
+            )
+        if longest > limit and (widest := canvas.widest_window(canvas.blocks(block_length))) > limit:
+            raise ValueError(
+                f"`block_length` {block_length} needs a window of {widest} tokens; the model takes at most {limit}."
+            )
+        if isinstance(allowed_token_ids, torch.Tensor) and len(allowed_token_ids) != longest:
+            raise ValueError(
+                f"`allowed_token_ids` must have one row for each of the canvas's {longest} positions, got"
+                f" {len(allowed_token_ids)}."
+            )
+
+    def check_guidance(self, canvas, guidance_scale):
+        """Raises a `ValueError` for a scale that is no number >= 0, or that has no prompt to work on."""
+        if isinstance(guidance_scale, bool) or not isinstance(guidance_scale, Real) or not 0 <= guidance_scale < inf:
+            raise ValueError(f"`guidance_scale` must be a finite number >= 0, got {guidance_scale!r}.")
+        if guidance_scale != 1 and not canvas.given.any():
+            raise ValueError(f"`guidance_scale` {guidance_scale} needs a prompt to guide by.")
 
     def encode_prompt(self, prompt, input_ids, attention_mask) -> list[list[int]]:
         """The prompts' token ids, special tokens included, without padding."""
@@ -229,123 +331,167 @@ class TextDiffusionPipeline(DiffusionPipeline):
             raise ValueError("`input_ids` has a row of nothing but padding.")
         return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
 
-    def prepare_canvas(
-        self, rows: list[list[int]], gen_length: int | None
-    ) -> tuple[torch.LongTensor, list[int], torch.BoolTensor]:
-        """
-        The padded canvas `[batch, seq]`, the length of each row, and which positions lie in its `gen_length` new
-        tokens, `[batch, seq]`. New tokens stand before a closing separator, or at the end.
-        """
-        mask_token_id = self.tokenizer.mask_token_id
-        canvases, starts = [], []
-        for row in rows:
-            closed = bool(row) and row[-1] in (self.tokenizer.sep_token_id, self.tokenizer.eos_token_id)
-            starts.append(len(row) - closed)
-            canvases.append(row[: starts[-1]] + [mask_token_id] * (gen_length or 0) + row[starts[-1] :])
-        lengths = [len(canvas) for canvas in canvases]
-
-        longest, limit = max(lengths), max_sequence_length(self.model)
-        if longest > limit:
-            raise ValueError(
-                f"The canvas would have {longest} tokens, special tokens and `gen_length` {gen_length} included; the"
-                f" model takes at most {limit}."
-            )
-        finished = sum(mask_token_id not in canvas for canvas in canvases)
+    def prepare_canvas(self, rows: list[list[int]], gen_length: int | None, in_blocks: bool) -> Canvas:
+        """The prompts' ids with `gen_length` masks each, before a closing separator, or at the end."""
+        tokenizer = self.tokenizer
+        closing = (tokenizer.sep_token_id, tokenizer.eos_token_id)
+        starts = [len(row) - (bool(row) and row[-1] in closing) for row in rows]
+        masks = [tokenizer.mask_token_id] * (gen_length or 0)
+        texts = [row[:start] + masks + row[start:] for row, start in zip(rows, starts, strict=True)]
+        lengths = [len(text) for text in texts]
+        finished = sum(tokenizer.mask_token_id not in text for text in texts)
         if finished:
             logger.warning(
-                f"{finished} of {len(canvases)} texts have no {self.tokenizer.mask_token} to fill and are returned as"
-                " they are. Pass `gen_length` to continue them."
+                f"{finished} of {len(texts)} texts have no {tokenizer.mask_token} to fill and are returned as they"
+                " are. Pass `gen_length` to continue them."
             )
         # Padding is attended to by nothing and returned to nobody. It must be no mask, and no terminator, which a
         # sentence's mean would count.
         suppressed = self.scheduler.config.suppressed_token_ids
-        padding = self.tokenizer.pad_token_id
+        padding = tokenizer.pad_token_id
         if padding not in suppressed:
-            padding = suppressed[0] if suppressed else int(mask_token_id == 0)
-        sample = torch.full((len(canvases), longest), padding)
+            padding = suppressed[0] if suppressed else int(tokenizer.mask_token_id == 0)
+        sample = torch.full((len(texts), max(lengths) + 1), padding)
         generated = torch.zeros(sample.shape, dtype=torch.bool)
-        for i, canvas in enumerate(canvases):
-            sample[i, : lengths[i]] = torch.tensor(canvas)
-            generated[i, starts[i] : starts[i] + (gen_length or 0)] = True
-        return sample, lengths, generated
+        for i, text in enumerate(texts):
+            sample[i, : lengths[i]] = torch.tensor(text)
+            generated[i, starts[i] : starts[i] + len(masks)] = True
+        inside = torch.arange(sample.shape[1]) < torch.tensor(lengths)[:, None]
+        special = torch.isin(
+            sample, torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id])
+        )
+        ids = (tokenizer.mask_token_id, terminator_id(tokenizer), start_id(tokenizer))
+        return Canvas(sample, lengths, generated, inside & ~special, *ids, in_blocks)
 
+    @torch.no_grad()
     def denoise(
-        self, sample, lengths, generated, generator, shaping, callback, callback_tensor_inputs
-    ) -> torch.LongTensor:
-        """Runs the reverse process of `self.scheduler` on `sample` [batch, seq] until nothing is masked."""
-        seq_len = sample.shape[1]
-        attention_mask = (torch.arange(seq_len) < torch.tensor(lengths)[:, None]).long().to(sample.device)
-        padded = min(lengths) < seq_len  # without padding the model is spared the mask
+        self, canvas, num_inference_steps, block_length, constraints, guidance_scale, shaping, generator, callback
+    ) -> Iterator[None]:
+        """Fills `canvas` by the scheduler's reverse process, block by block; yields after each forward pass."""
+        masked = canvas.masked
+        if not masked.any():
+            return
+        limit = max_sequence_length(self.model)
+        revealed = passes = 0  # of all rows, rows that rest not counted
+        in_training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            with self.progress_bar(total=int(masked.sum())) as progress_bar:
+                for active in canvas.blocks(block_length):
+                    if block_length is not None:
+                        active = active & ~canvas.ended()[:, None]
+                    self.scheduler.set_timesteps(num_inference_steps)
+                    index = canvas.window(active, limit)
+                    steps = self.denoise_window(
+                        canvas, index, active, constraints, guidance_scale, shaping, generator, callback
+                    )
+                    for newly_revealed, rows in steps:
+                        revealed, passes = revealed + newly_revealed, passes + rows
+                        progress_bar.update(int((masked & ~canvas.masked).sum()) - progress_bar.n)
+                        yield
+                progress_bar.update(progress_bar.total - progress_bar.n)  # in blocks, nothing follows a terminator
+        finally:
+            for module in in_training:
+                module.training = True
+            self.maybe_free_model_hooks()
+        if revealed > MANY_TOKENS_PER_PASS * passes:
+            logger.warning(
+                f"{revealed / passes:.1f} tokens were revealed in a forward pass, independently of each other: above"
+                f" {MANY_TOKENS_PER_PASS}, texts tend to repeat themselves. More steps cost time and mend it."
+            )
+
+    def denoise_window(
+        self, canvas, index, active, constraints, guidance_scale, shaping, generator, callback
+    ) -> Iterator[tuple[int, int]]:
+        """Fills `active` positions in the columns `index` [batch, width]; yields counts of new tokens and of rows."""
+        callback, tensor_names = callback
+        sample, active, given = (x.gather(1, index) for x in (canvas.sample, active, canvas.given))
+        attention_mask = (index < torch.tensor(canvas.lengths)[:, None]).long()
+        seq_len, device = sample.shape[1], self._execution_device
         # A rejected proposal leaves its row as it was: a time-agnostic model then needs its head only. Under
         # torch.compile that hook would mean a new graph a step.
         keeps_states = self.scheduler.noise.token_dependent and not conditions_on_time(self.model)
         cache = HiddenStateCache() if keeps_states and not is_compiled_module(self.model) else None
 
-        positions, timestep = self.scheduler.next_positions(sample, generator)
-        if not len(positions):
-            return sample
-        forward_passes, masked = self.scheduler.num_forward_passes, self._masked_count(sample)
-        in_training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with self.progress_bar(total=masked if forward_passes is None else forward_passes) as progress_bar:
-                step = 0
-                while len(positions):
-                    logits = self.predict(sample, attention_mask if padded else None, positions, timestep, cache)
-                    self._forbid_terminator(logits, ~generated.flatten()[positions])
-                    sample = self.scheduler.step(
-                        logits, timestep, sample, positions=positions, generator=generator, **shaping
-                    ).prev_sample
-                    if callback is not None:
-                        tensors = {"sample": sample, "attention_mask": attention_mask}
-                        tensors |= {"positions": positions, "logits": logits}
-                        callback_kwargs = {name: tensors[name] for name in callback_tensor_inputs}
-                        returned = callback(self, step, timestep, callback_kwargs) or {}
-                        sample = returned.get("sample", sample)
-                    step += 1
-                    done = step if forward_passes is not None else masked - self._masked_count(sample)
-                    progress_bar.update(done - progress_bar.n)
-                    positions, timestep = self.scheduler.next_positions(sample, generator)
-        finally:
-            for module in in_training:
-                module.training = True
-        return sample
+        positions, timestep = self.scheduler.next_positions(sample, generator, active)
+        while len(positions):
+            rows = positions // seq_len
+            on_canvas = rows * canvas.sample.shape[1] + index.flatten()[positions]
+            pieces = self.predict(sample, attention_mask, positions, timestep, guidance_scale, given, cache, device)
+            logits = (constraints.apply(piece, canvas.sample, on_canvas[part], on_canvas) for part, piece in pieces)
+            if "logits" in tensor_names:
+                logits = torch.cat(list(logits))
+            before = sample
+            sample = self.scheduler.step(
+                logits, timestep, sample, positions=positions, generator=generator, **shaping
+            ).prev_sample
+            if callback is not None:
+                tensors = {"sample": sample, "attention_mask": attention_mask, "positions": positions}
+                tensors["logits"] = logits
+                callback_kwargs = {name: tensors[name] for name in tensor_names}
+                returned = callback(self, canvas.step, timestep, callback_kwargs) or {}
+                sample = returned.get("sample", sample)
+            canvas.update(index, sample, timestep)
+            newly_revealed = (before == canvas.mask_token_id) & (sample != canvas.mask_token_id)
+            yield int(newly_revealed.sum()), len(rows.unique())
+            positions, timestep = self.scheduler.next_positions(sample, generator, active)
 
-    def _forbid_terminator(self, logits, in_gap):
-        """A terminator ends a text, so it may stand where text is written, not where a gap is filled. In place."""
-        terminator = terminator_id(self.tokenizer)
-        if terminator is not None:
-            logits[:, terminator].masked_fill_(in_gap.to(logits.device), -torch.inf)
+    def predict(
+        self, sample, attention_mask, positions, timestep, guidance_scale, given, cache, device
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """
+        Logits `[m, vocab]` at consecutive parts of the flat `positions` [n] of `sample` [batch, seq], so few rows at a
+        time that they are never held for a whole batch. Rows without positions are not run.
+        """
+        guided = guidance_scale != 1
+        if guided:  # the same canvas once more, without the prompt
+            batch = sample.numel()
+            sample = torch.cat([sample, sample.masked_fill(given, self.tokenizer.mask_token_id)])
+            attention_mask, timestep = attention_mask.repeat(2, 1), timestep.repeat(2)
+        if attention_mask.all():  # without padding the model is spared the mask
+            attention_mask = None
+        max_positions = (2**23 if device.type == "cpu" else 2**27) // self.model.config.vocab_size
+        for part in row_groups(positions, sample.shape[1], max_positions):
+            asked = torch.cat([positions[part], positions[part] + batch]) if guided else positions[part]
+            if cache is not None:
+                logits = cache.logits_at(self.model, asked, sample, attention_mask, device)
+            else:
+                logits = self._logits_at(asked, sample, attention_mask, timestep, device)
+            if guided:
+                with_prompt, without = logits.chunk(2)
+                logits = without + guidance_scale * (with_prompt - without)
+            yield part, logits
 
-    def predict(self, sample, attention_mask, positions, timestep, cache) -> torch.Tensor:
-        """Logits `[n, vocab]` at flat `positions` of `sample` [batch, seq]; rows without positions are not run."""
-        if cache is not None:
-            return cache.logits_at(self.model, positions.to(sample.device), sample, attention_mask)
+    def _logits_at(self, positions, sample, attention_mask, timestep, device):
         seq_len = sample.shape[1]
         rows, row_of_position = torch.unique(positions // seq_len, return_inverse=True)
-        inputs = {"input_ids": sample[rows.to(sample.device)]}
+        inputs = {"input_ids": sample[rows].to(device)}
         if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask[rows.to(sample.device)]
+            inputs["attention_mask"] = attention_mask[rows].to(device)
         if conditions_on_time(self.model):
-            inputs["timesteps"] = timestep[rows].float().to(sample.device)
+            inputs["timesteps"] = timestep[rows].float().to(device)
         positions = row_of_position * seq_len + positions % seq_len
-        return logits_at(self.model, positions.to(sample.device), **inputs)
+        return logits_at(self.model, positions.to(device), **inputs)
+
+    def finish(self, canvas: Canvas, output_type: str) -> TextDiffusionPipelineOutput:
+        """What is on the canvas, finished or not."""
+        sequences = canvas.sequences(self._execution_device)
+        texts = self.decode(sequences, canvas.generated) if output_type == "text" else None
+        return TextDiffusionPipelineOutput(sequences, texts, canvas.trajectories())
 
     def decode(self, sequences: list[torch.LongTensor], generated: torch.BoolTensor) -> list[str]:
         """
         Texts of the canvases without special tokens, cut at the first terminator among the `generated` positions.
         """
         terminator = terminator_id(self.tokenizer)
-        left_out = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}  # a given unknown word stays
+        # A given unknown word stays, and so does a mask, of a text that is not finished.
+        left_out = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id, self.tokenizer.mask_token_id}
         texts = []
         for sequence, is_generated in zip(sequences, generated, strict=True):
             sequence = sequence.tolist()
             ends = [i for i, token in enumerate(sequence) if token == terminator and is_generated[i]]
             texts.append([i for i in sequence[: ends[0] if ends else None] if i not in left_out])
         return self.tokenizer.batch_decode(texts)
-
-    def _masked_count(self, sample) -> int:
-        return int((sample == self.tokenizer.mask_token_id).sum())
 
     def save_pretrained(
         self,

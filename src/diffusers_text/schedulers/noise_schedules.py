@@ -123,6 +123,9 @@ class MaskingNoise:
         self.config = config
         self.base, self.spread = NOISE_SCHEDULES[config.schedule]
         self.token_dependent = self.spread is not None
+        # Whether offsets depend on the row that a token stands in.
+        self.needs_context = self.token_dependent and config.spindle_mean == "sentence"
+        self._vocabulary_offsets = None
         if self.token_dependent:
             # The last entry is for ids beyond the tokenizer, which a padded head has: tokens that never occur.
             self._information, mean = token_information([*config.token_counts, 0], config.spindle_information)
@@ -149,14 +152,17 @@ class MaskingNoise:
         spread, spread_derivative = self.spread(t, self.config)
         return base + spread * offsets, base_derivative + spread_derivative * offsets
 
-    def token_offsets(self, token_ids: torch.LongTensor | None, context: torch.LongTensor) -> torch.Tensor | None:
+    def token_offsets(
+        self, token_ids: torch.LongTensor | None, context: torch.LongTensor | None
+    ) -> torch.Tensor | None:
         r"""
         The offsets `h` of tokens.
 
         Args:
             token_ids (`torch.LongTensor` of shape `[batch or 1, m]`): the tokens.
-            context (`torch.LongTensor` of shape `[batch, seq]`):
-                The rows whose mean information counts with `spindle_mean="sentence"`, clean or partly masked.
+            context (`torch.LongTensor` of shape `[batch, seq]`, *optional*):
+                The rows whose mean information counts with `spindle_mean="sentence"`, clean or partly masked; not
+                looked at otherwise.
 
         Returns:
             `torch.Tensor` of shape `[batch or 1, m]`, or None.
@@ -168,9 +174,16 @@ class MaskingNoise:
         information, mean = self._information_of(token_ids), self._mean_information(context)
         return spindle_offset(information, mean, self.config.spindle_information, self.config.spindle_lambda)
 
-    def vocabulary_offsets(self, vocab_size: int, context: torch.LongTensor) -> torch.Tensor | None:
+    def vocabulary_offsets(
+        self, vocab_size: int, context: torch.LongTensor | None, device: torch.device
+    ) -> torch.Tensor | None:
         """The offsets of all ids up to `vocab_size`: `[1, vocab]`, or `[batch, vocab]` with the sentence mean."""
-        return self.token_offsets(torch.arange(vocab_size, device=context.device)[None], context)
+        kept = self._vocabulary_offsets
+        if kept is not None and kept.shape[1] == vocab_size and kept.device == device:
+            return kept
+        offsets = self.token_offsets(torch.arange(vocab_size, device=device)[None], context)
+        self._vocabulary_offsets = None if self.needs_context else offsets
+        return offsets
 
     def smallest_offset(self, suppressed: torch.BoolTensor) -> float:
         """
@@ -179,7 +192,7 @@ class MaskingNoise:
         """
         if self.config.spindle_mean == "sentence":
             return -spindle_limit(self.config.spindle_lambda)
-        offsets = self.vocabulary_offsets(len(suppressed), torch.empty(0, 0, dtype=torch.long))
+        offsets = self.token_offsets(torch.arange(len(suppressed))[None], None)
         return offsets[0, ~suppressed].min().item()
 
     def _information_of(self, token_ids):

@@ -3,6 +3,7 @@ What every scheduler needs to draw tokens: uniforms from the caller's generator,
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 
 import torch
@@ -80,6 +81,35 @@ def check_shaping(temperature, top_k, top_p):
         raise ValueError(f"`top_p` must be None or a number in (0, 1], got {top_p!r}.")
 
 
+def split_logits(logits: torch.Tensor | Iterable[torch.Tensor], num_rows: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    r"""
+    Logits a few rows at a time, with the rows that they are: what is made of them stays in a CPU's cache (1 MiB in
+    float32), or takes a bounded share of an accelerator's memory.
+
+    Args:
+        logits (`torch.Tensor` of shape `[num_rows, vocab]`, or an iterable of its consecutive pieces `[m, vocab]`).
+        num_rows (`int`): how many rows there must be.
+
+    Raises:
+        ValueError: another number of rows, or on the CPU NaN or infinity among the logits.
+    """
+    if isinstance(logits, torch.Tensor):
+        if logits.ndim != 2 or len(logits) != num_rows:
+            raise ValueError(f"`logits` must have shape [{num_rows}, vocab], got {list(logits.shape)}.")
+        logits = [logits]
+    start = 0
+    for piece in logits:
+        on_cpu = piece.device.type == "cpu"
+        for rows in piece.split(max(1, (2**18 if on_cpu else 2**26) // piece.shape[-1])):
+            # The largest value is NaN if one is. Looking at values on an accelerator would wait for it.
+            if on_cpu and rows.numel() and not rows.max() < torch.inf:
+                raise ValueError("`logits` hold NaN or infinity: nothing can be drawn from them.")
+            yield slice(start, start + len(rows)), rows
+            start += len(rows)
+    if start != num_rows:
+        raise ValueError(f"`logits` must have {num_rows} rows, one for each of `positions`, got {start}.")
+
+
 def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
     r"""
     Temperature, then top-k, then top-p, in the order of transformers; ruled-out tokens get -inf.
@@ -90,6 +120,8 @@ def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, to
         top_k (`int`, *optional*): keep that many of the most probable tokens.
         top_p (`float`, *optional*): keep the fewest most probable tokens whose mass reaches `top_p`.
     """
+    if temperature == 1 and top_k is None and top_p is None:
+        return logits
     if temperature == 0:
         argmax = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, argmax, 0.0)
@@ -109,8 +141,7 @@ def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, to
 
 def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.LongTensor:
     r"""
-    One token per row by inverting the cumulative distribution, exact down to the smallest probability that float64
-    holds.
+    One token per row by inverting the cumulative distribution, summed in double precision, so that tails are whole.
 
     Args:
         logits (`torch.Tensor` of shape `[n, vocab]`): unnormalised log-probabilities, at least one finite in each row.
@@ -119,7 +150,9 @@ def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.LongTenso
     Returns:
         `torch.LongTensor` of shape `[n]`.
     """
-    cdf = logits.to(uniforms.dtype).softmax(dim=-1).cumsum(dim=-1)  # [n, vocab]
+    # Weights relative to the largest need no more precision than the logits have; their sums do.
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
+    cdf = weights.cumsum(dim=-1, dtype=uniforms.dtype)  # [n, vocab]
     total = cdf[:, -1]
     # Rounding must not carry the target to the total, where tokens without probability would answer.
     target = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))

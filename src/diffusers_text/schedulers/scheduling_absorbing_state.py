@@ -1,6 +1,8 @@
 """Absorbing-state (masked) diffusion: forward noising, rates, and the exact reverse process."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
@@ -16,6 +18,7 @@ from .sampling import (
     draw_uniforms,
     precise_dtype,
     shape_logits,
+    split_logits,
 )
 
 
@@ -29,13 +32,13 @@ class AbsorbingStateSchedulerOutput(BaseOutput):
             The canvas at the next, cleaner time.
         pred_original_sample (`torch.LongTensor` of shape `[batch, seq]`):
             The canvas with every token that was drawn, revealed in this step or not.
-        pred_logits (`torch.Tensor`):
-            The denoiser's logits as they were passed.
+        pred_logits (`torch.Tensor`, *optional*):
+            The denoiser's logits as they were passed; None where they came in pieces.
     """
 
     prev_sample: torch.LongTensor
     pred_original_sample: torch.LongTensor
-    pred_logits: torch.Tensor
+    pred_logits: torch.Tensor | None = None
 
 
 class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
@@ -97,6 +100,13 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     """
 
     order = 1
+    _compatibles = ["AbsorbingStateScheduler"]
+
+    @classmethod
+    def _get_compatibles(cls):
+        # In diffusers these are names of its own. `from_config` keeps settings that only the others know.
+        library = import_module(__name__.split(".")[0])
+        return [getattr(library, name) for name in cls._compatibles]
 
     @register_to_config
     def __init__(
@@ -119,11 +129,16 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         top_k: int | None = None,
         top_p: float | None = None,
     ):
+        self._prepare()
+
+    def _prepare(self):
+        """What follows from the config: subclasses share it, after they have registered theirs."""
         self._check_config()
         self.noise = MaskingNoise(self.config)
+        self._suppressed_ids = None
         self._min_offset = None
         if self.noise.token_dependent:
-            self._min_offset = self.noise.smallest_offset(self._suppressed(len(token_counts), "cpu"))
+            self._min_offset = self.noise.smallest_offset(self._suppressed(len(self.config.token_counts), "cpu"))
         self.set_timesteps(None)
 
     def _check_config(self):
@@ -286,8 +301,6 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             steps = torch.arange(num_inference_steps, device=device, dtype=precise_dtype(device or "cpu"))
             self.timesteps = 1 - steps / num_inference_steps
         self.num_inference_steps = num_inference_steps
-        # Forward passes that the process takes, known after `next_positions` unless the schedule depends on the token.
-        self.num_forward_passes = None
         # The plan lives on the CPU: [batch, seq] times at which masked positions are next proposed, 0 where nothing is
         # planned, and [batch] times up to which each row has been played. An event of a T-step process is recorded as
         # the time t at which its step begins.
@@ -295,7 +308,10 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         self._now = None
 
     def next_positions(
-        self, sample: torch.LongTensor, generator: torch.Generator | list[torch.Generator] | None = None
+        self,
+        sample: torch.LongTensor,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        active: torch.BoolTensor | None = None,
     ) -> tuple[torch.LongTensor, torch.Tensor]:
         r"""
         Where the reverse process next needs the denoiser, and at which time.
@@ -303,35 +319,37 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         Whether a position is revealed does not depend on the model when the schedule treats all tokens alike: it
         happens at the time tau with `g(tau) = U`, U uniform. A token-dependent schedule reveals by thinning: positions
         are proposed as if their token were the fastest one, and [`step`] accepts what was drawn with `u_k / u_max`.
-        Each row jumps from one of its events to the next, so rows stand at different times.
+        Each row jumps from one of its events to the next, so rows stand at different times. In continuous time this is
+        the first-hitting sampler (arXiv 2409.02908).
 
         Args:
             sample (`torch.LongTensor` of shape `[batch, seq]`): the canvas.
             generator (`torch.Generator` or one a row, *optional*): source of randomness.
+            active (`torch.BoolTensor` of shape `[batch, seq]`, *optional*):
+                Where this process may reveal tokens, everywhere by default; other masked positions stay masked.
 
         Returns:
             Flat indices `[n]` over `batch * seq`, none when the canvas is finished, and on the CPU as well the time of
             each row, `[batch]`: at which its step begins, or in continuous time its event's; 0 for a finished row.
         """
-        _check_sample(sample)
-        masked = (sample == self.mask_token_id).cpu()
+        masked = self._masked(sample, active)
         if self._events is None:
             self._events = torch.zeros(masked.shape, dtype=torch.float64)
             self._now = torch.ones(len(masked), dtype=torch.float64)
-        elif self._events.shape != masked.shape:
-            raise ValueError(
-                f"`sample` has shape {list(masked.shape)}, the process began with {list(self._events.shape)}: call"
-                " `set_timesteps` to start a new one."
-            )
+        _check_same_shape(masked, self._events)
         self._events[~masked] = 0
         unplanned = masked & (self._events == 0)
         if unplanned.any():
             self._events[unplanned] = self._draw_events(unplanned, generator)
         row_times = self._events.amax(dim=1) if masked.numel() else self._now * 0
-        if self.num_forward_passes is None and not self.noise.token_dependent:
-            self.num_forward_passes = max((len(row[row > 0].unique()) for row in self._events), default=0)
         due = (self._events == row_times[:, None]) & masked
         return due.flatten().nonzero().flatten(), row_times
+
+    def _masked(self, sample, active) -> torch.BoolTensor:
+        """Which positions [batch, seq] the process may reveal, on the CPU."""
+        _check_sample(sample)
+        masked = (sample == self.mask_token_id).cpu()
+        return masked if active is None else masked & active.cpu()
 
     def _draw_events(self, unplanned, generator):
         """Times of the next proposals at `unplanned` positions [batch, seq], row-major, from each row's `_now`."""
@@ -364,7 +382,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     @torch.no_grad()
     def step(
         self,
-        logits: torch.Tensor,
+        logits: torch.Tensor | Iterable[torch.Tensor],
         timestep: torch.Tensor | float,
         sample: torch.LongTensor,
         *,
@@ -380,10 +398,12 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
         Args:
             logits (`torch.Tensor` of shape `[n, vocab]`, or `[batch, seq, vocab]` without `positions`):
-                The denoiser's logits for `sample`.
+                The denoiser's logits for `sample`; with `positions` also an iterable of consecutive pieces `[m,
+                vocab]`, of which one is held at a time.
             timestep (`torch.Tensor` of shape `[batch]` or scalar):
                 The times that [`next_positions`] gave, or without `positions` an element of `timesteps`.
-            sample (`torch.LongTensor` of shape `[batch, seq]`): the canvas at that time.
+            sample (`torch.LongTensor` of shape `[batch, seq]`):
+                The canvas at that time. It may lie on the CPU while the logits do not.
             positions (`torch.LongTensor` of shape `[n]`, *optional*): what [`next_positions`] gave.
             generator (`torch.Generator` or one a row, *optional*): source of randomness.
             temperature, top_k, top_p (*optional*):
@@ -397,74 +417,93 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, full logits in
                 continuous time, or logits that hold NaN or infinity.
         """
-        config = self.config
-        temperature = config.temperature if temperature is None else temperature
-        top_k, top_p = config.top_k if top_k is None else top_k, config.top_p if top_p is None else top_p
-        check_shaping(temperature, top_k, top_p)
         _check_sample(sample)
         batch_size, seq_len = sample.shape
         times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").expand(batch_size)
         prev_times = self._previous_times(times)  # [batch], None in continuous time
         planned = positions is not None
         if planned:
-            if logits.shape[:-1] != positions.shape:
-                raise ValueError(f"`logits` must have shape [{len(positions)}, vocab], got {list(logits.shape)}.")
-            model_logits, positions = logits, positions.cpu()
+            positions = positions.cpu()
             if self._events is None or (self._events.flatten()[positions] == 0).any():
                 raise ValueError("`positions` must be those of the last `next_positions`.")
+            asked_logits = logits
         else:
             if self.num_inference_steps is None:
                 raise ValueError("Continuous time (`set_timesteps(None)`) needs `positions`, from `next_positions`.")
-            if logits.shape[:-1] != sample.shape:
-                raise ValueError(f"`logits` must have shape {[*sample.shape]} + [vocab], got {list(logits.shape)}.")
-            positions = (sample == self.mask_token_id).flatten().nonzero().flatten().cpu()
-            model_logits = logits.flatten(0, 1)[positions]
+            positions, asked_logits = self._all_masked(logits, sample)
 
-        # Looking at the values on an accelerator would wait for it.
-        if model_logits.device.type == "cpu" and (model_logits.isnan() | (model_logits == torch.inf)).any():
-            raise ValueError("`logits` hold NaN or infinity: nothing can be drawn from them.")
         rows = positions // seq_len
-        counts = torch.bincount(rows, minlength=batch_size).tolist()
         certain = planned and not self.noise.token_dependent  # the plan already decided that these are revealed
-        numbers = 1 if certain else 2
-        uniforms = draw_uniforms([numbers * n for n in counts], generator, sample.device).view(-1, numbers)
-        context = sample[rows]  # [n, seq]
-        log_p = shape_logits(self._log_prediction(model_logits, times[rows], context), temperature, top_k, top_p)
-        tokens = draw_tokens(log_p, uniforms[:, 0])  # [n]
-        flat_positions = positions.to(sample.device)
-        pred_original_sample = sample.flatten().index_copy(0, flat_positions, tokens)
-        if certain:
-            prev_sample = pred_original_sample
-        else:
+        uniforms = self._row_uniforms(rows, batch_size, 1 if certain else 2, generator)  # [n, 1 or 2]
+        context = sample[rows] if self.noise.needs_context else None  # [n, seq]
+        tokens = torch.empty_like(positions)
+        for part, log_p in self._predictions(asked_logits, times[rows], context):
+            log_p = self._shaped(log_p, temperature, top_k, top_p)
+            tokens[part] = draw_tokens(log_p, uniforms[part, 0].to(log_p.device)).cpu()
+        revealed = tokens
+        if not certain:
             prev = None if prev_times is None else prev_times[rows]
             chance = self._acceptance_probability(tokens, context, times[rows], prev, planned)
-            kept = uniforms[:, 1] < chance
-            prev_sample = sample.flatten().index_copy(0, flat_positions, tokens.where(kept, self.mask_token_id))
+            revealed = tokens.where(uniforms[:, 1] < chance, self.mask_token_id)
         if planned:
             self._events.view(-1)[positions] = 0
             self._now = (times if prev_times is None else prev_times).where(times > 0, self._now)
+        return self._output(sample, positions, revealed, tokens, logits, return_dict)
 
-        output = (prev_sample.view_as(sample), pred_original_sample.view_as(sample), logits)
+    def _all_masked(self, logits, sample):
+        """The masked positions [n] and their logits [n, vocab], for a loop that has logits of everything."""
+        if not isinstance(logits, torch.Tensor) or logits.shape[:-1] != sample.shape:
+            given = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+            raise ValueError(f"`logits` must have shape {[*sample.shape]} + [vocab], got {given}.")
+        positions = (sample == self.mask_token_id).flatten().nonzero().flatten()
+        return positions.cpu(), logits.flatten(0, 1)[positions]
+
+    def _row_uniforms(self, rows, batch_size, numbers, generator):
+        """`numbers` uniforms for each of the asked positions in `rows` [n], on the CPU: [n, numbers]."""
+        counts = torch.bincount(rows, minlength=batch_size).tolist()
+        return draw_uniforms([numbers * n for n in counts], generator, "cpu").view(-1, numbers)
+
+    def _predictions(self, logits, times, context):
+        """
+        Pieces of the unnormalised log p_k [m, vocab] at `times` [n], with the slice of the n rows that they are:
+        suppressed ids at -inf, tilted by log g_k(t).
+        """
+        for part, piece in split_logits(logits, len(times)):
+            suppressed = self._suppressed(piece.shape[-1], piece.device)
+            log_p = piece.float().masked_fill(suppressed, -torch.inf)
+            if self.noise.token_dependent and self.config.tilt:
+                part_context = None if context is None else context[part].to(piece.device)
+                offsets = self.noise.vocabulary_offsets(piece.shape[-1], part_context, piece.device).float()
+                log_p += self.noise.g(times[part].float()[:, None].to(piece.device), offsets).log()
+            yield part, log_p
+
+    def _shaped(self, log_p, temperature, top_k, top_p):
+        """[`shape_logits`] with the config's values where an argument is None."""
+        config = self.config
+        temperature = config.temperature if temperature is None else temperature
+        top_k, top_p = config.top_k if top_k is None else top_k, config.top_p if top_p is None else top_p
+        check_shaping(temperature, top_k, top_p)
+        return shape_logits(log_p, temperature, top_k, top_p)
+
+    def _output(self, sample, positions, revealed, tokens, logits, return_dict):
+        """The canvas with `revealed` [n] written at `positions` [n], and with all drawn `tokens` [n]."""
+        positions = positions.to(sample.device)
+        canvases = [
+            sample.flatten().index_copy(0, positions, ids.to(sample.device)).view_as(sample)
+            for ids in (revealed, tokens)
+        ]
+        output = (*canvases, logits if isinstance(logits, torch.Tensor) else None)
         return AbsorbingStateSchedulerOutput(*output) if return_dict else output
-
-    def _log_prediction(self, logits, times, context):
-        """Unnormalised log p_k [n, vocab] at `times` [n]: suppressed ids at -inf, tilted by log g_k(t)."""
-        log_p = logits.float().masked_fill(self._suppressed(logits.shape[-1], logits.device), -torch.inf)
-        if self.noise.token_dependent and self.config.tilt:
-            offsets = self.noise.vocabulary_offsets(logits.shape[-1], context).float()
-            log_p = log_p + self.noise.g(times.to(log_p)[:, None], offsets).log()
-        return log_p
 
     def _acceptance_probability(self, tokens, context, times, prev_times, planned):
         """The probability [n] with which drawn `tokens` are revealed: u_k, or of planned ones u_k / u_max."""
-        times = times.to(tokens.device, precise_dtype(tokens.device))
-        prev_times = None if prev_times is None else prev_times.to(times)
 
         def intensity(offsets):
             if prev_times is None:
                 return self.noise.rate(times, offsets)
             return 1 - self.noise.stay_probability(times, prev_times, offsets)
 
+        context = None if context is None else context.cpu()
         offsets = self.noise.token_offsets(tokens[:, None], context)
         drawn = intensity(None if offsets is None else offsets[:, 0])
         return drawn / intensity(self._min_offset) if planned else drawn
@@ -481,18 +520,29 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
     def _suppressed(self, vocab_size: int, device) -> torch.BoolTensor:
         """Which of `vocab_size` ids are never sampled."""
-        suppressed = torch.zeros(vocab_size, dtype=torch.bool)
-        suppressed[[i for i in self.config.suppressed_token_ids or [] if i < vocab_size]] = True
-        if self.config.mask_token_id is not None and self.config.mask_token_id < vocab_size:
-            suppressed[self.config.mask_token_id] = True
-        if self.config.vocab_size is not None:
-            suppressed[self.config.vocab_size :] = True
-        return suppressed.to(device)
+        if self._suppressed_ids is None or len(self._suppressed_ids) != vocab_size:
+            suppressed = torch.zeros(vocab_size, dtype=torch.bool)
+            suppressed[[i for i in self.config.suppressed_token_ids or [] if i < vocab_size]] = True
+            if self.config.mask_token_id is not None and self.config.mask_token_id < vocab_size:
+                suppressed[self.config.mask_token_id] = True
+            if self.config.vocab_size is not None:
+                suppressed[self.config.vocab_size :] = True
+            self._suppressed_ids = suppressed
+        self._suppressed_ids = self._suppressed_ids.to(device)  # stays there
+        return self._suppressed_ids
 
 
 def _check_sample(sample):
     if not isinstance(sample, torch.Tensor) or sample.ndim != 2 or sample.dtype != torch.long:
         raise ValueError("`sample` must be a LongTensor of shape [batch, seq].")
+
+
+def _check_same_shape(masked, begun):
+    if begun.shape != masked.shape:
+        raise ValueError(
+            f"`sample` has shape {list(masked.shape)}, the process began with {list(begun.shape)}: call"
+            " `set_timesteps` to start a new one."
+        )
 
 
 __all__ = ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"]
