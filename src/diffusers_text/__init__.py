@@ -21,6 +21,8 @@ _SUBMODULES = {
     "pipelines.pipeline_output": ["TextDiffusionPipelineOutput", "TextDiffusionTrajectory"],
     "pipelines.pipeline_text_diffusion": ["TextDiffusionPipeline"],
     "schedulers.scheduling_absorbing_state": ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"],
+    "schedulers.scheduling_confidence_unmasking": ["ConfidenceUnmaskingScheduler"],
+    "schedulers.scheduling_remdm": ["ReMDMScheduler"],
 }
 _SUBMODULE_OF = {name: module for module, names in _SUBMODULES.items() for name in names}
 

@@ -24,6 +24,7 @@ class TokenConstraints:
             returns them, `[n, vocab]`.
         logits_processor (`LogitsProcessorList`, *optional*):
             Processors of transformers; each sees the ids before its position, gaps among them as mask tokens.
+        undrawn (`list[int]`), vocab_size (`int`): ids that the scheduler never draws, and how many it may draw.
     """
 
     terminator: int | None
@@ -33,6 +34,8 @@ class TokenConstraints:
     bad_words_ids: list[list[int]]
     allowed_token_ids: torch.BoolTensor | Callable | None
     logits_processor: LogitsProcessorList | None
+    undrawn: list[int]
+    vocab_size: int
 
     def apply(
         self, logits: torch.Tensor, sample: torch.LongTensor, positions: torch.LongTensor, asked: torch.LongTensor
@@ -47,16 +50,20 @@ class TokenConstraints:
         if self.terminator is not None:
             in_gap = ~self.generated.flatten()[positions]
             logits[:, self.terminator].sub_(self.eos_penalty).masked_fill_(in_gap.to(logits.device), -torch.inf)
-        logits[:, self.suppress_tokens] = -torch.inf
+        if self.suppress_tokens:
+            logits[:, self.suppress_tokens] = -torch.inf
         for row, token in self._completions(sample, positions, asked):
             logits[row, token] = -torch.inf
         if self.logits_processor is not None:
             logits = self._processed(logits, sample, positions)
         if self.allowed_token_ids is not None:
             logits = logits.masked_fill(~self._allowed(logits, sample, positions), -torch.inf)
-        if self.restricts and not (logits > -torch.inf).any(dim=-1).all():
-            blocked = positions[(logits == -torch.inf).all(dim=-1).cpu()] % sample.shape[1]
-            raise ValueError(f"The constraints allow no token at position {blocked[0]} of the canvas.")
+        if self.restricts:
+            possible = logits[:, : self.vocab_size] > -torch.inf
+            possible[:, self.undrawn] = False
+            blocked = positions[~possible.any(dim=-1).cpu()] % sample.shape[1]
+            if len(blocked):
+                raise ValueError(f"The constraints allow no token at position {blocked[0]} of the canvas.")
         return logits
 
     @property
@@ -70,21 +77,22 @@ class TokenConstraints:
         Pairs (index into `positions`, token) that would complete a bad word. Where several positions of one are drawn
         together, its token is ruled out at the last of them, whatever the others will be.
         """
-        seq_len = sample.shape[1]
-        open_positions = set(asked.tolist()) if self.bad_words_ids else set()
-        flat = sample.flatten().tolist() if self.bad_words_ids else []
-        for i, position in enumerate(positions.tolist() if self.bad_words_ids else []):
+        if not self.bad_words_ids:
+            return
+        seq_len, ids, together = sample.shape[1], sample.flatten().tolist(), set(asked.tolist())
+
+        def may_complete(word, start, position):
+            for place, token in enumerate(word, start):
+                if place != position and (place > position if place in together else ids[place] != token):
+                    return False
+            return True
+
+        for i, position in enumerate(positions.tolist()):
+            column = position % seq_len
             for word in self.bad_words_ids:
-                for offset, token in enumerate(word):
-                    start = position - offset
-                    column = position % seq_len - offset
-                    if column < 0 or column + len(word) > seq_len:
-                        continue
-                    others = [(start + j, other) for j, other in enumerate(word) if j != offset]
-                    if all(
-                        place < position if place in open_positions else flat[place] == other
-                        for place, other in others
-                    ):
+                for offset, token in enumerate(word[: column + 1]):
+                    inside = column - offset + len(word) <= seq_len
+                    if inside and may_complete(word, position - offset, position):
                         yield i, token
 
     def _processed(self, logits, sample, positions):

@@ -238,6 +238,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             bad_words_ids or [],
             allowed_token_ids,
             logits_processor,
+            [*config.suppressed_token_ids, config.mask_token_id],
+            vocab_size,
         )
         shaping = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         callback = (callback_on_step_end, callback_on_step_end_tensor_inputs)

@@ -100,7 +100,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
     """
 
     order = 1
-    _compatibles = ["AbsorbingStateScheduler"]
+    _compatibles = ["AbsorbingStateScheduler", "ConfidenceUnmaskingScheduler", "ReMDMScheduler"]
 
     @classmethod
     def _get_compatibles(cls):
@@ -139,7 +139,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         self._min_offset = None
         if self.noise.token_dependent:
             self._min_offset = self.noise.smallest_offset(self._suppressed(len(self.config.token_counts), "cpu"))
-        self.set_timesteps(None)
+        self._begin(None, None)
 
     def _check_config(self):
         config = self.config
@@ -182,7 +182,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             )
 
     def __repr__(self):
-        shown = {k: v for k, v in self.config.items() if not k.startswith("_")}
+        shown = {name: self.config[name] for name in self.config if name in self._get_init_keys(type(self))}
         if shown["token_counts"] is not None:
             shown["token_counts"] = f"<{len(shown['token_counts'])} counts>"
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
@@ -295,9 +295,13 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
                 Number of steps T from time 1 to 0; None for continuous time, T = infinity. `timesteps` are then None.
             device (`torch.device`, *optional*): where `timesteps` lie.
         """
-        self.timesteps = None
         if num_inference_steps is not None:
             check_positive_int("num_inference_steps", num_inference_steps)
+        self._begin(num_inference_steps, device)
+
+    def _begin(self, num_inference_steps, device):
+        self.timesteps = None
+        if num_inference_steps is not None:
             steps = torch.arange(num_inference_steps, device=device, dtype=precise_dtype(device or "cpu"))
             self.timesteps = 1 - steps / num_inference_steps
         self.num_inference_steps = num_inference_steps
@@ -357,18 +361,18 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         now = self._now[rows]
         uniforms = 1 - draw_uniforms(unplanned.sum(dim=1).tolist(), generator, "cpu")  # in (0, 1]
         # No proposal in [tau, now) has probability g_min(tau) / g_min(now).
-        tau = self._invert_g(uniforms * self.noise.g(now, self._min_offset), now)
+        tau = self._invert_g(uniforms * self.noise.g(now, self._min_offset), now, self._min_offset)
         if self.num_inference_steps is None:
             return tau
         steps = self.num_inference_steps
         return torch.minimum((tau * steps).floor() + 1, (now * steps).round()) / steps
 
-    def _invert_g(self, level, latest):
-        """Solves `g_min(tau) = level` for tau in (0, latest] by Newton's method inside a shrinking bracket."""
+    def _invert_g(self, level, latest, offset):
+        """Solves `g(tau) = level` for tau in (0, latest] by Newton's method inside a shrinking bracket."""
         low, high = torch.zeros_like(latest), latest.clone()
         tau = latest * level
         for _ in range(100):
-            g, derivative = self.noise.g_and_derivative(tau, self._min_offset)
+            g, derivative = self.noise.g_and_derivative(tau, offset)
             low, high = torch.where(g < level, tau, low), torch.where(g < level, high, tau)
             newton = tau - (g - level) / derivative
             inside = (newton >= low) & (newton <= high)  # False for a division by zero, too
@@ -437,7 +441,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         uniforms = self._row_uniforms(rows, batch_size, 1 if certain else 2, generator)  # [n, 1 or 2]
         context = sample[rows] if self.noise.needs_context else None  # [n, seq]
         tokens = torch.empty_like(positions)
-        for part, log_p in self._predictions(asked_logits, times[rows], context):
+        for part, log_p in self._predictions(asked_logits, len(rows), times[rows], context):
             log_p = self._shaped(log_p, temperature, top_k, top_p)
             tokens[part] = draw_tokens(log_p, uniforms[part, 0].to(log_p.device)).cpu()
         revealed = tokens
@@ -463,15 +467,15 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         counts = torch.bincount(rows, minlength=batch_size).tolist()
         return draw_uniforms([numbers * n for n in counts], generator, "cpu").view(-1, numbers)
 
-    def _predictions(self, logits, times, context):
+    def _predictions(self, logits, num_rows, times=None, context=None):
         """
-        Pieces of the unnormalised log p_k [m, vocab] at `times` [n], with the slice of the n rows that they are:
-        suppressed ids at -inf, tilted by log g_k(t).
+        Pieces of the unnormalised log p_k [m, vocab], with the slice of the `num_rows` rows that they are: suppressed
+        ids at -inf, and tilted by log g_k(t) where `times` [num_rows] are given.
         """
-        for part, piece in split_logits(logits, len(times)):
+        for part, piece in split_logits(logits, num_rows):
             suppressed = self._suppressed(piece.shape[-1], piece.device)
             log_p = piece.float().masked_fill(suppressed, -torch.inf)
-            if self.noise.token_dependent and self.config.tilt:
+            if times is not None and self.noise.token_dependent and self.config.tilt:
                 part_context = None if context is None else context[part].to(piece.device)
                 offsets = self.noise.vocabulary_offsets(piece.shape[-1], part_context, piece.device).float()
                 log_p += self.noise.g(times[part].float()[:, None].to(piece.device), offsets).log()
