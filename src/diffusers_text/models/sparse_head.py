@@ -119,12 +119,13 @@ class HiddenStateCache:
             if self.hidden_states is None:
                 self.hidden_states = states.new_zeros(len(input_ids), *states.shape[1:])
             if len(rows):
-                self.hidden_states[rows.to(device)] = states
-            return self.hidden_states.flatten(0, 1)[positions.to(device)][None]  # [1, n, hidden]
+                self.hidden_states[rows.to(device, non_blocking=True)] = states
+            return self.hidden_states.flatten(0, 1)[positions.to(device, non_blocking=True)][None]  # [1, n, hidden]
 
         def call(rows):
-            mask = None if attention_mask is None else attention_mask[rows].to(device)
-            return model(input_ids=input_ids[rows].to(device), attention_mask=mask, return_dict=True).logits[0]
+            mask = None if attention_mask is None else attention_mask[rows].to(device, non_blocking=True)
+            ids = input_ids[rows].to(device, non_blocking=True)
+            return model(input_ids=ids, attention_mask=mask, return_dict=True).logits[0]
 
         with _hidden_states_replaced(model, update_and_gather) as outputs:
             if len(rows):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..data.special_tokens import start_id, terminator_id
 from .pipeline_output import TextDiffusionTrajectory
 
 
@@ -33,6 +34,28 @@ class Canvas:
     in_blocks: bool
     changes: list[torch.Tensor] | None = None  # [5, m] each: step, row, position, id, time
     step: int = 0
+
+    @classmethod
+    def of_texts(
+        cls, texts: list[list[int]], generated: list[range], tokenizer, suppressed: list[int], in_blocks: bool
+    ):
+        """The canvas of rows of ids, with the columns of their new tokens; `suppressed` ids are never drawn."""
+        # Padding is attended to by nothing and returned to nobody. It must be no mask, and no terminator, which a
+        # sentence's mean would count.
+        padding = tokenizer.pad_token_id
+        if padding not in suppressed:
+            padding = suppressed[0] if suppressed else int(tokenizer.mask_token_id == 0)
+        lengths = [len(text) for text in texts]
+        sample = torch.full((len(texts), max(lengths) + 1), padding)
+        is_generated = torch.zeros(sample.shape, dtype=torch.bool)
+        for i, (text, columns) in enumerate(zip(texts, generated, strict=True)):
+            sample[i, : len(text)] = torch.tensor(text)
+            is_generated[i, list(columns)] = True
+        special = torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id])
+        inside = torch.arange(sample.shape[1]) < torch.tensor(lengths)[:, None]
+        given = inside & ~torch.isin(sample, special)
+        ids = (tokenizer.mask_token_id, terminator_id(tokenizer), start_id(tokenizer))
+        return cls(sample, lengths, is_generated, given, *ids, in_blocks)
 
     @property
     def masked(self) -> torch.BoolTensor:

@@ -49,7 +49,9 @@ class TokenConstraints:
         """
         if self.terminator is not None:
             in_gap = ~self.generated.flatten()[positions]
-            logits[:, self.terminator].sub_(self.eos_penalty).masked_fill_(in_gap.to(logits.device), -torch.inf)
+            logits[:, self.terminator].sub_(self.eos_penalty).masked_fill_(
+                in_gap.to(logits.device, non_blocking=True), -torch.inf
+            )
         if self.suppress_tokens:
             logits[:, self.suppress_tokens] = -torch.inf
         for row, token in self._completions(sample, positions, asked):

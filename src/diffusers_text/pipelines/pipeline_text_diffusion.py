@@ -16,7 +16,7 @@ from diffusers.utils.torch_utils import is_compiled_module
 from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.special_tokens import start_id, terminator_id, token_settings
+from ..data.special_tokens import terminator_id, token_settings
 from ..models.sparse_head import HiddenStateCache, conditions_on_time, has_adapter, logits_at, max_sequence_length
 from ..schedulers.sampling import check_generator, check_positive_int, check_shaping
 from .canvas import Canvas, row_groups
@@ -340,30 +340,14 @@ class TextDiffusionPipeline(DiffusionPipeline):
         starts = [len(row) - (bool(row) and row[-1] in closing) for row in rows]
         masks = [tokenizer.mask_token_id] * (gen_length or 0)
         texts = [row[:start] + masks + row[start:] for row, start in zip(rows, starts, strict=True)]
-        lengths = [len(text) for text in texts]
         finished = sum(tokenizer.mask_token_id not in text for text in texts)
         if finished:
             logger.warning(
                 f"{finished} of {len(texts)} texts have no {tokenizer.mask_token} to fill and are returned as they"
                 " are. Pass `gen_length` to continue them."
             )
-        # Padding is attended to by nothing and returned to nobody. It must be no mask, and no terminator, which a
-        # sentence's mean would count.
-        suppressed = self.scheduler.config.suppressed_token_ids
-        padding = tokenizer.pad_token_id
-        if padding not in suppressed:
-            padding = suppressed[0] if suppressed else int(tokenizer.mask_token_id == 0)
-        sample = torch.full((len(texts), max(lengths) + 1), padding)
-        generated = torch.zeros(sample.shape, dtype=torch.bool)
-        for i, text in enumerate(texts):
-            sample[i, : lengths[i]] = torch.tensor(text)
-            generated[i, starts[i] : starts[i] + len(masks)] = True
-        inside = torch.arange(sample.shape[1]) < torch.tensor(lengths)[:, None]
-        special = torch.isin(
-            sample, torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id])
-        )
-        ids = (tokenizer.mask_token_id, terminator_id(tokenizer), start_id(tokenizer))
-        return Canvas(sample, lengths, generated, inside & ~special, *ids, in_blocks)
+        generated = [range(start, start + len(masks)) for start in starts]
+        return Canvas.of_texts(texts, generated, tokenizer, self.scheduler.config.suppressed_token_ids, in_blocks)
 
     @torch.no_grad()
     def denoise(
@@ -467,13 +451,13 @@ class TextDiffusionPipeline(DiffusionPipeline):
     def _logits_at(self, positions, sample, attention_mask, timestep, device):
         seq_len = sample.shape[1]
         rows, row_of_position = torch.unique(positions // seq_len, return_inverse=True)
-        inputs = {"input_ids": sample[rows].to(device)}
+        inputs = {"input_ids": sample[rows].to(device, non_blocking=True)}
         if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask[rows].to(device)
+            inputs["attention_mask"] = attention_mask[rows].to(device, non_blocking=True)
         if conditions_on_time(self.model):
-            inputs["timesteps"] = timestep[rows].float().to(device)
+            inputs["timesteps"] = timestep[rows].float().to(device, non_blocking=True)
         positions = row_of_position * seq_len + positions % seq_len
-        return logits_at(self.model, positions.to(device), **inputs)
+        return logits_at(self.model, positions.to(device, non_blocking=True), **inputs)
 
     def finish(self, canvas: Canvas, output_type: str) -> TextDiffusionPipelineOutput:
         """What is on the canvas, finished or not."""

@@ -120,6 +120,7 @@ class MaskingNoise:
     """
 
     def __init__(self, config):
+        check_noise(config)
         self.config = config
         self.base, self.spread = NOISE_SCHEDULES[config.schedule]
         self.token_dependent = self.spread is not None
@@ -151,6 +152,28 @@ class MaskingNoise:
             return base, base_derivative
         spread, spread_derivative = self.spread(t, self.config)
         return base + spread * offsets, base_derivative + spread_derivative * offsets
+
+    def time_of(self, level: torch.Tensor, latest: torch.Tensor, offset: float | None) -> torch.Tensor:
+        r"""
+        Solves `g(tau) = level` for tau in (0, latest], by Newton's method inside a shrinking bracket.
+
+        Args:
+            level, latest (`torch.Tensor` of shape `[n]`): what g shall be, and the largest time it may be at.
+            offset (`float`, *optional*): h of the token, None for a schedule that treats all alike.
+        """
+        low, high = torch.zeros_like(latest), latest.clone()
+        tau = latest * level
+        for _ in range(100):
+            g, derivative = self.g_and_derivative(tau, offset)
+            low, high = torch.where(g < level, tau, low), torch.where(g < level, high, tau)
+            newton = tau - (g - level) / derivative
+            inside = (newton >= low) & (newton <= high)  # False for a division by zero, too
+            following = torch.where(inside, newton, (low + high) / 2)
+            converged = (following - tau).abs() <= 1e-15 * tau
+            tau = following
+            if converged.all():
+                break
+        return tau
 
     def token_offsets(
         self, token_ids: torch.LongTensor | None, context: torch.LongTensor | None
@@ -209,3 +232,34 @@ class MaskingNoise:
         lengths = counted.sum(dim=1, keepdim=True)
         mean = (information * counted).sum(dim=1, keepdim=True) / lengths
         return mean.masked_fill(lengths == 0, self._corpus_mean)  # [batch, 1]
+
+
+def check_noise(config):
+    """Raises a `ValueError` for the first setting of a noise schedule that is out of range."""
+    for name, allowed in (
+        ("schedule", list(NOISE_SCHEDULES)),
+        ("spindle_information", ["surprisal", "log_count"]),
+        ("spindle_mean", ["corpus", "sentence"]),
+    ):
+        if config[name] not in allowed:
+            raise ValueError(f"`{name}` must be one of {allowed}, got {config[name]!r}.")
+    if not 0 <= config.spindle_lambda <= 1:
+        raise ValueError(f"`spindle_lambda` must lie in [0, 1], got {config.spindle_lambda!r}.")
+    if not config.power > 0:
+        raise ValueError(f"`power` must be > 0, got {config.power!r}.")
+    if not 0 < config.sigma_min < config.sigma_max:
+        raise ValueError(f"0 < sigma_min < sigma_max must hold, got {config.sigma_min!r} and {config.sigma_max!r}.")
+    counts = config.token_counts
+    if counts is None:
+        if NOISE_SCHEDULES[config.schedule].spread is not None:
+            raise ValueError(
+                f"`schedule={config.schedule!r}` needs `token_counts`: pass"
+                " `token_counts=count_tokens(dataset, tokenizer)`."
+            )
+    elif not isinstance(counts, list) or not all(type(n) is int and n >= 0 for n in counts) or not any(counts):
+        raise ValueError("`token_counts` must be a list of integers >= 0, not all 0, as `count_tokens` returns it.")
+    elif config.vocab_size is not None and len(counts) != config.vocab_size:
+        raise ValueError(
+            f"`token_counts` has {len(counts)} entries for a vocabulary of {config.vocab_size}: call"
+            " `count_tokens(dataset, tokenizer)` with this model's tokenizer."
+        )

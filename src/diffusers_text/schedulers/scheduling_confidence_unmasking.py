@@ -140,7 +140,7 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
             self._begun_with = remaining
         if self.num_inference_steps is None:
             share = (remaining / self._begun_with.clamp_min(1)).double().clamp(max=1.0)
-            row_times = self._invert_g(share, torch.ones_like(share), offset=0.0)
+            row_times = self.noise.time_of(share, torch.ones_like(share), offset=0.0)
             self._due = torch.ones_like(remaining)
         else:
             steps = torch.arange(1, self.num_inference_steps + 1, dtype=torch.float64)
@@ -192,7 +192,7 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         confidence, entropy = torch.empty(2, len(positions), dtype=torch.float64)
         for part, log_p in self._predictions(logits_asked, len(rows)):
             shaped = self._shaped(log_p, temperature, top_k, top_p)
-            tokens[part] = drawn = draw_tokens(shaped, uniforms[part, 0].to(log_p.device)).cpu()
+            tokens[part] = drawn = draw_tokens(shaped, uniforms[part, 0].to(log_p.device, non_blocking=True)).cpu()
             confidence[part], entropy[part] = self._confidence(log_p, drawn)
 
         order_by = confidence.log()

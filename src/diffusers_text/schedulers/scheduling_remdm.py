@@ -125,7 +125,7 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         if config.strategy != "loop":
             return timesteps
         one = torch.ones(1, dtype=torch.float64)
-        held = self._invert_g(one - config.alpha_on, one, offset=0.0)  # g = 1 - alpha_on
+        held = self.noise.time_of(one - config.alpha_on, one, offset=0.0)  # g = 1 - alpha_on
         before = held + (timesteps - config.t_on) / (1 - config.t_on) * (1 - held)
         after = held * timesteps / config.t_off
         return torch.where(timesteps > config.t_on, before, after.minimum(held))
@@ -228,7 +228,7 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         psi = torch.empty(len(positions), dtype=torch.float64)
         for part, log_p in self._predictions(logits_asked, len(rows), self._noise_times[steps], context):
             shaped = self._shaped(log_p, temperature, top_k, top_p)
-            drawn = draw_tokens(shaped, uniforms[part, 0].to(log_p.device))
+            drawn = draw_tokens(shaped, uniforms[part, 0].to(log_p.device, non_blocking=True))
             tokens[part] = drawn.cpu()
             psi[part] = log_p.softmax(dim=-1).gather(-1, drawn[:, None])[:, 0].double().cpu()
 
