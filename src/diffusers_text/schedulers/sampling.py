@@ -145,11 +145,12 @@ def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.LongTenso
 
     Args:
         logits (`torch.Tensor` of shape `[n, vocab]`): unnormalised log-probabilities, at least one finite in each row.
-        uniforms (`torch.Tensor` of shape `[n]`): numbers in [0, 1).
+        uniforms (`torch.Tensor` of shape `[n]`): numbers in [0, 1), from where they are moved to the logits.
 
     Returns:
         `torch.LongTensor` of shape `[n]`.
     """
+    uniforms = uniforms.to(precise_dtype(logits.device)).to(logits.device, non_blocking=True)
     # Weights relative to the largest need no more precision than the logits have; their sums do.
     weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
     cdf = weights.cumsum(dim=-1, dtype=uniforms.dtype)  # [n, vocab]

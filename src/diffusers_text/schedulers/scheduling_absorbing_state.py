@@ -396,7 +396,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         tokens = torch.empty_like(positions)
         for part, log_p in self._predictions(asked_logits, len(rows), times[rows], context):
             log_p = self._shaped(log_p, temperature, top_k, top_p)
-            tokens[part] = draw_tokens(log_p, uniforms[part, 0].to(log_p.device, non_blocking=True)).cpu()
+            tokens[part] = draw_tokens(log_p, uniforms[part, 0]).cpu()
         revealed = tokens
         if not certain:
             prev = None if prev_times is None else prev_times[rows]

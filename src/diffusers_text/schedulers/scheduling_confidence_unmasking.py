@@ -192,8 +192,10 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         confidence, entropy = torch.empty(2, len(positions), dtype=torch.float64)
         for part, log_p in self._predictions(logits_asked, len(rows)):
             shaped = self._shaped(log_p, temperature, top_k, top_p)
-            tokens[part] = drawn = draw_tokens(shaped, uniforms[part, 0].to(log_p.device, non_blocking=True)).cpu()
-            confidence[part], entropy[part] = self._confidence(log_p, drawn)
+            drawn = draw_tokens(shaped, uniforms[part, 0])
+            scores = self._confidence(log_p, drawn)
+            # One transfer of all three; float32 holds ids up to 2^24.
+            confidence[part], entropy[part], tokens[part] = torch.stack([*scores, drawn.to(log_p)]).cpu()
 
         order_by = confidence.log()
         if with_noise:
@@ -206,15 +208,17 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
     def _confidence(self, log_p, tokens):
         """Confidence [m] of candidates `tokens` [m] under unnormalised log p [m, vocab]; entropy [m] in nats."""
         log_p = log_p.log_softmax(dim=-1)
-        entropy = torch.special.entr(log_p.exp()).sum(dim=-1)
+        entropy = log_p.new_zeros(len(log_p))  # stays 0 where nothing asks for it
+        if self.config.criterion == "entropy" or self.config.rule == "entropy_bound":
+            entropy = torch.special.entr(log_p.exp()).sum(dim=-1)
         if self.config.criterion == "probability":
-            confidence = log_p.gather(-1, tokens[:, None].to(log_p.device))[:, 0].exp()
+            confidence = log_p.gather(-1, tokens[:, None])[:, 0].exp()
         elif self.config.criterion == "margin":
             largest = log_p.topk(2, dim=-1).values.exp()
             confidence = largest[:, 0] - largest[:, 1]
         else:
             confidence = (-entropy).exp()
-        return confidence.double().cpu(), entropy.double().cpu()
+        return confidence, entropy
 
     def _kept(self, order_by, confidence, entropy, rows):
         """Which candidates [n] of the rows `rows` [n] the rule keeps."""

@@ -225,12 +225,13 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         uniforms = self._row_uniforms(rows, len(sample), 2, generator)
         context = sample.cpu()[rows] if self.noise.needs_context else None
         tokens = torch.empty_like(positions)
-        psi = torch.empty(len(positions), dtype=torch.float64)
+        psi = torch.zeros(len(positions), dtype=torch.float64)
         for part, log_p in self._predictions(logits_asked, len(rows), self._noise_times[steps], context):
             shaped = self._shaped(log_p, temperature, top_k, top_p)
-            drawn = draw_tokens(shaped, uniforms[part, 0].to(log_p.device, non_blocking=True))
+            drawn = draw_tokens(shaped, uniforms[part, 0])
             tokens[part] = drawn.cpu()
-            psi[part] = log_p.softmax(dim=-1).gather(-1, drawn[:, None])[:, 0].double().cpu()
+            if self.config.strategy == "confidence":
+                psi[part] = log_p.softmax(dim=-1).gather(-1, drawn[:, None])[:, 0].cpu().double()
 
         offsets = self.noise.token_offsets(tokens[:, None], context)
         chance = self._reveal_probability(steps, None if offsets is None else offsets[:, 0])
