@@ -17,7 +17,12 @@ from transformers import (
     RobertaConfig,
 )
 
-from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline
+from diffusers_text import (
+    AbsorbingStateScheduler,
+    ConfidenceUnmaskingScheduler,
+    ReMDMScheduler,
+    TextDiffusionPipeline,
+)
 from diffusers_text.schedulers.sampling import draw_uniforms
 
 SPINDLE = {"schedule": "spindle", "token_counts": COUNTS}
@@ -512,6 +517,27 @@ def test_gpu_with_a_cpu_generator_and_offload(pipe):
     pipe.to("cpu").enable_model_cpu_offload()
     assert pipe(gen_length=8, generator=seeded()).texts == expected
     assert pipe.model.device.type == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["linear", "spindle", "confidence", "remdm"])
+def test_an_event_waits_for_the_gpu_once(kind, recwarn):
+    pipe = build(**SPINDLE)
+    other = {"linear": AbsorbingStateScheduler, "confidence": ConfidenceUnmaskingScheduler, "remdm": ReMDMScheduler}
+    if kind in other:
+        pipe.scheduler = other[kind].from_config(pipe.scheduler.config, schedule="linear")
+    pipe.to("cuda")
+    arguments = {"gen_length": 8, "num_inference_steps": 20, "output_type": "seq"}
+    pipe(**arguments, generator=seeded())  # moves what stays there
+    events = []
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        recwarn.clear()
+        pipe(**arguments, generator=seeded(), callback_on_step_end=lambda *args: events.append(1))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [warning for warning in recwarn if "synchroniz" in str(warning.message)]
+    assert len(waits) <= len(events) + 2  # and once or twice for the result
 
 
 def test_draws_come_from_the_generator_s_device_and_go_to_the_model_s():
