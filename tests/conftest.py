@@ -9,7 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-torch.set_num_threads(min(2, os.cpu_count()))
+torch.set_num_threads(1)  # toys gain nothing from more, and beside another process threads wait for each other
 sys.path.insert(0, str(Path(__file__).parent))
 
 from transformers.utils import logging  # noqa: E402

@@ -135,7 +135,7 @@ class Canvas:
 
     def sequences(self, device) -> list[torch.LongTensor]:
         """The ids of each row without padding, `[seq]` each."""
-        return [row[:end].to(device) for row, end in zip(self.sample, self.ends(), strict=True)]
+        return [row[:end].to(device, copy=True) for row, end in zip(self.sample, self.ends(), strict=True)]
 
     def trajectories(self) -> list[TextDiffusionTrajectory] | None:
         """What was written in each row, in order."""

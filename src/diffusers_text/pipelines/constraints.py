@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 
 import torch
 from transformers import LogitsProcessorList
+
+from ..schedulers.sampling import is_number
 
 
 @dataclass
@@ -108,8 +110,10 @@ class TokenConstraints:
     def _allowed(self, logits, sample, positions):
         if callable(self.allowed_token_ids):
             allowed = self.allowed_token_ids(sample, positions)
-            if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool or allowed.ndim != 2:
-                raise ValueError("`allowed_token_ids` must return a BoolTensor of shape [n, vocab].")
+            wanted = [len(positions), self.vocab_size]
+            if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool or [*allowed.shape] != wanted:
+                given = f"{allowed.dtype} of {[*allowed.shape]}" if isinstance(allowed, torch.Tensor) else allowed
+                raise ValueError(f"`allowed_token_ids` must return a BoolTensor of shape {wanted}, got {given}.")
         else:
             allowed = self.allowed_token_ids[positions % sample.shape[1]]
         beyond = logits.shape[-1] - allowed.shape[-1]  # a padded head has more ids than the tokenizer
@@ -126,7 +130,7 @@ def check_constraints(
             isinstance(i, Integral) and not isinstance(i, bool) and 0 <= i < vocab_size for i in ids
         )
 
-    if isinstance(eos_penalty, bool) or not isinstance(eos_penalty, Real) or not eos_penalty >= 0:
+    if not is_number(eos_penalty) or not eos_penalty >= 0:
         raise ValueError(f"`eos_penalty` must be a number of nats >= 0, got {eos_penalty!r}.")
     if suppress_tokens is not None and not is_ids(suppress_tokens):
         raise ValueError(f"`suppress_tokens` must be a list of ids in [0, {vocab_size}), got {suppress_tokens!r}.")

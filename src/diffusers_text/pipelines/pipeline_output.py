@@ -16,7 +16,9 @@ class TextDiffusionTrajectory(NamedTuple):
         positions (`torch.LongTensor` of shape `[m]`): where, an index into the text's `sequences`.
         token_ids (`torch.LongTensor` of shape `[m]`):
             What was written; the mask token where a strategy takes a token back.
-        times (`torch.DoubleTensor` of shape `[m]`): the diffusion time of the step, in (0, 1]; 1 begins each block.
+        times (`torch.DoubleTensor` of shape `[m]`):
+            The diffusion time of the step in (0, 1], from 1 on in each block; 0 for what a callback wrote into a row
+            that had nothing left to do.
     """
 
     steps: torch.LongTensor

@@ -5,7 +5,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from math import inf
-from numbers import Real
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 
 from ..data.special_tokens import terminator_id, token_settings
 from ..models.sparse_head import HiddenStateCache, conditions_on_time, has_adapter, logits_at, max_sequence_length
-from ..schedulers.sampling import check_generator, check_positive_int, check_shaping
+from ..schedulers.sampling import check_generator, check_positive_int, check_shaping, is_number
 from .canvas import Canvas, row_groups
 from .constraints import TokenConstraints, check_constraints
 from .model_card import create_model_card
@@ -312,7 +311,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
     def check_guidance(self, canvas, guidance_scale):
         """Raises a `ValueError` for a scale that is no number >= 0, or that has no prompt to work on."""
-        if isinstance(guidance_scale, bool) or not isinstance(guidance_scale, Real) or not 0 <= guidance_scale < inf:
+        if not is_number(guidance_scale) or not 0 <= guidance_scale < inf:
             raise ValueError(f"`guidance_scale` must be a finite number >= 0, got {guidance_scale!r}.")
         if guidance_scale != 1 and not canvas.given.any():
             raise ValueError(f"`guidance_scale` {guidance_scale} needs a prompt to guide by.")

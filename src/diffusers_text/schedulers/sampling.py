@@ -37,6 +37,26 @@ def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
     return torch.rand(sum(counts), generator=generator, device=source, dtype=dtype).to(device)
 
 
+def is_number(value) -> bool:
+    """Whether `value` is a real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_sample(sample):
+    """Raises unless `sample` is a LongTensor of shape [batch, seq]."""
+    if not isinstance(sample, torch.Tensor) or sample.ndim != 2 or sample.dtype != torch.long:
+        raise ValueError("`sample` must be a LongTensor of shape [batch, seq].")
+
+
+def check_same_shape(masked, begun):
+    """Raises unless `masked` [batch, seq] has the shape of the canvas that the process began with."""
+    if begun.shape != masked.shape:
+        raise ValueError(
+            f"`sample` has shape {list(masked.shape)}, the process began with {list(begun.shape)}: call"
+            " `set_timesteps` to start a new one."
+        )
+
+
 def check_positive_int(name: str, value):
     """Raises unless `value` is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
@@ -73,11 +93,11 @@ def check_generator(generator, batch_size: int):
 
 def check_shaping(temperature, top_k, top_p):
     """Raises unless the three arguments of [`shape_logits`] are in range."""
-    if isinstance(temperature, bool) or not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
+    if not is_number(temperature) or not 0 <= temperature < math.inf:
         raise ValueError(f"`temperature` must be a finite number >= 0, got {temperature!r}.")
     if top_k is not None:
         check_positive_int("top_k", top_k)
-    if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, Real) or not 0 < top_p <= 1):
+    if top_p is not None and (not is_number(top_p) or not 0 < top_p <= 1):
         raise ValueError(f"`top_p` must be None or a number in (0, 1], got {top_p!r}.")
 
 

@@ -12,6 +12,8 @@ from diffusers.utils import BaseOutput
 from .noise_schedules import MaskingNoise
 from .sampling import (
     check_positive_int,
+    check_same_shape,
+    check_sample,
     check_shaping,
     check_times,
     draw_tokens,
@@ -245,7 +247,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         Returns:
             `torch.LongTensor` of shape `[batch, seq]`.
         """
-        _check_sample(sample)
+        check_sample(sample)
         check_times(timesteps, len(sample))
         uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device).view(sample.shape)
         masked = uniforms < self.mask_probability(timesteps.to(uniforms), sample)
@@ -309,7 +311,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         if self._events is None:
             self._events = torch.zeros(masked.shape, dtype=torch.float64)
             self._now = torch.ones(len(masked), dtype=torch.float64)
-        _check_same_shape(masked, self._events)
+        check_same_shape(masked, self._events)
         self._events[~masked] = 0
         unplanned = masked & (self._events == 0)
         if unplanned.any():
@@ -320,7 +322,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
     def _masked(self, sample, active) -> torch.BoolTensor:
         """Which positions [batch, seq] the process may reveal, on the CPU."""
-        _check_sample(sample)
+        check_sample(sample)
         masked = (sample == self.mask_token_id).cpu()
         return masked if active is None else masked & active.cpu()
 
@@ -374,7 +376,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, full logits in
                 continuous time, or logits that hold NaN or infinity.
         """
-        _check_sample(sample)
+        check_sample(sample)
         batch_size, seq_len = sample.shape
         times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").expand(batch_size)
         prev_times = self._previous_times(times)  # [batch], None in continuous time
@@ -488,19 +490,6 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             self._suppressed_ids = suppressed
         self._suppressed_ids = self._suppressed_ids.to(device)  # stays there
         return self._suppressed_ids
-
-
-def _check_sample(sample):
-    if not isinstance(sample, torch.Tensor) or sample.ndim != 2 or sample.dtype != torch.long:
-        raise ValueError("`sample` must be a LongTensor of shape [batch, seq].")
-
-
-def _check_same_shape(masked, begun):
-    if begun.shape != masked.shape:
-        raise ValueError(
-            f"`sample` has shape {list(masked.shape)}, the process began with {list(begun.shape)}: call"
-            " `set_timesteps` to start a new one."
-        )
 
 
 __all__ = ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"]

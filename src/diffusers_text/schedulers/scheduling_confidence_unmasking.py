@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from numbers import Real
 
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from .sampling import check_positive_int, draw_tokens
+from .sampling import check_positive_int, check_same_shape, check_sample, draw_tokens, is_number
 from .scheduling_absorbing_state import AbsorbingStateScheduler, AbsorbingStateSchedulerOutput
 
 CRITERIA = ["probability", "margin", "entropy"]
@@ -93,10 +92,10 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         for name, value, allowed in (("criterion", criterion, CRITERIA), ("rule", rule, RULES)):
             if value not in allowed:
                 raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.")
-        if not 0 <= threshold < 1:
-            raise ValueError(f"`threshold` must lie in [0, 1), got {threshold!r}.")
+        if not is_number(threshold) or not 0 <= threshold < 1:
+            raise ValueError(f"`threshold` must be a number in [0, 1), got {threshold!r}.")
         for name, value in (("entropy_bound", entropy_bound), ("position_temperature", position_temperature)):
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
+            if not is_number(value) or not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` must be a finite number >= 0, got {value!r}.")
         self._prepare()
 
@@ -120,6 +119,7 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
 
     def _begin(self, num_inference_steps, device):
         super()._begin(num_inference_steps, device)
+        self._asked = None  # [batch, seq], where the process may reveal tokens
         self._begun_with = None  # [batch], masked positions of each row when the process began
         self._due = None  # [batch], how many of them the next step reveals
 
@@ -136,8 +136,10 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         """
         masked = self._masked(sample, active)
         remaining = masked.sum(dim=1)
-        if self._begun_with is None:
-            self._begun_with = remaining
+        if self._asked is None:
+            self._asked, self._begun_with = masked, remaining
+        check_same_shape(masked, self._asked)
+        self._asked = masked
         if self.num_inference_steps is None:
             share = (remaining / self._begun_with.clamp_min(1)).double().clamp(max=1.0)
             row_times = self.noise.time_of(share, torch.ones_like(share), offset=0.0)
@@ -172,6 +174,7 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         Draws a candidate at each of `positions` and reveals the most confident ones. Arguments, result and errors as
         in [`AbsorbingStateScheduler.step`], but that `positions` may be left out in continuous time, too.
         """
+        check_sample(sample)
         batch_size, seq_len = sample.shape
         times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").expand(batch_size)
         prev_times = self._previous_times(times)  # [batch], None in continuous time
@@ -183,7 +186,7 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
                 self._due = (remaining - self._left_at(prev_times[:, None])[:, 0]).clamp_min(0)
         else:
             positions, logits_asked = positions.cpu(), logits
-            if self._due is None:
+            if self._asked is None or not self._asked.flatten()[positions].all():
                 raise ValueError("`positions` must be those of the last `next_positions`.")
         rows = positions // seq_len
         with_noise = self.config.position_temperature > 0
@@ -225,20 +228,19 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         order = order_by.argsort(descending=True, stable=True)
         order = order[rows[order].argsort(stable=True)]  # row by row, the most confident first
         sizes = torch.bincount(rows, minlength=len(self._due))
-        kept = torch.zeros(len(rows), dtype=torch.bool)
-        for size, due, members in zip(sizes.tolist(), self._due.tolist(), order.split(sizes.tolist()), strict=True):
-            if size == 0:
-                continue
-            if self.config.rule == "count":
-                kept[members[:due]] = True
-                continue
-            if self.config.rule == "threshold":
-                kept[members] = confidence[members] > self.config.threshold
-            else:
-                sums, largest = entropy[members].cumsum(0), entropy[members].cummax(0).values
-                kept[members] = sums - largest <= self.config.entropy_bound
-            kept[members[0]] = True
-        return kept
+        rows = rows[order]
+        rank = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[rows]  # within its row
+        if self.config.rule == "count":
+            passes = rank < self._due[rows]
+        elif self.config.rule == "threshold":
+            passes = confidence[order] > self.config.threshold
+            passes |= (rank == 0) & (torch.bincount(rows[passes], minlength=len(sizes)) == 0)[rows]
+        else:
+            entropies = entropy.new_zeros(len(sizes), int(sizes.max()))
+            entropies[rows, rank] = entropy[order]
+            excess = entropies.cumsum(dim=1) - entropies.cummax(dim=1).values  # [batch, largest size]
+            passes = (excess[rows, rank] <= self.config.entropy_bound) | (rank == 0)
+        return torch.zeros_like(passes).index_copy(0, order, passes)
 
 
 __all__ = ["ConfidenceUnmaskingScheduler"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from .sampling import draw_tokens, draw_uniforms
+from .sampling import check_same_shape, check_sample, draw_tokens, draw_uniforms, is_number
 from .scheduling_absorbing_state import AbsorbingStateScheduler, AbsorbingStateSchedulerOutput
 
 STRATEGIES = ["cap", "rescale", "confidence", "loop"]
@@ -83,12 +83,12 @@ class ReMDMScheduler(AbsorbingStateScheduler):
     ):
         if strategy not in STRATEGIES:
             raise ValueError(f"`strategy` must be one of {STRATEGIES}, got {strategy!r}.")
-        if not 0 <= eta <= 1:
-            raise ValueError(f"`eta` must lie in [0, 1], got {eta!r}.")
-        if not 0 < t_off < t_on < 1:
-            raise ValueError(f"0 < t_off < t_on < 1 must hold, got {t_off!r} and {t_on!r}.")
-        if not 0 < alpha_on < 1:
-            raise ValueError(f"`alpha_on` must lie in (0, 1), got {alpha_on!r}.")
+        for name, value in (("eta", eta), ("t_on", t_on), ("t_off", t_off), ("alpha_on", alpha_on)):
+            if not is_number(value) or not 0 <= value <= 1 or (name != "eta" and value in (0, 1)):
+                allowed = "[0, 1]" if name == "eta" else "(0, 1)"
+                raise ValueError(f"`{name}` must be a number in {allowed}, got {value!r}.")
+        if not t_off < t_on:
+            raise ValueError(f"t_off < t_on must hold, got {t_off!r} and {t_on!r}.")
         self._prepare()
 
     def set_timesteps(self, num_inference_steps: int | None = None, device: torch.device | str | None = None):
@@ -173,9 +173,11 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         [`AbsorbingStateScheduler.next_positions`].
         """
         masked = self._masked(sample, active)
+        self._check_steps()
         if self._owned is None:
             self._start(masked)
             self._advance(sample.cpu().clone(), generator)
+        check_same_shape(masked, self._owned)
         overdue = masked.any(dim=1) & ~(self._proposed & masked).any(dim=1)
         if overdue.any():  # the caller wrote on the canvas
             self._proposed[overdue] = masked[overdue]
@@ -184,6 +186,10 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         due = self._proposed.any(dim=1)
         row_times = self._noise_times[self._steps] * due
         return self._proposed.flatten().nonzero().flatten(), row_times
+
+    def _check_steps(self):
+        if self.num_inference_steps is None:
+            raise ValueError("`num_inference_steps` is not known yet: call `set_timesteps`.")
 
     def _start(self, masked):
         self._owned, self._proposed = masked, torch.zeros_like(masked)
@@ -208,6 +214,8 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         Reveals and remasks tokens, up to the next step that reveals something. Arguments, result and errors as in
         [`AbsorbingStateScheduler.step`].
         """
+        check_sample(sample)
+        self._check_steps()
         planned = positions is not None
         if planned:
             positions, logits_asked = positions.cpu(), logits
