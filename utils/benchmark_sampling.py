@@ -103,9 +103,9 @@ def sample_textbook(model, canvas, mask_token_id: int, steps: int, generator) ->
             p_x0 = logits.softmax(dim=-1)
         q = p_x0 * (t - s)
         q[..., mask_token_id] = s
-        # Gumbel's trick as a race of exponential times. `Tensor.exponential_` would take six times as long.
-        times = torch.rand(q.shape, generator=generator, device=q.device).log_().neg_()
-        drawn = q.div_(times).argmax(dim=-1)
+        # Gumbel's trick as a race of exponential times, with the guards against log 0 of MDLM's released code.
+        times = 1e-10 - (torch.rand(q.shape, generator=generator, device=q.device) + 1e-10).log()
+        drawn = (q / times).argmax(dim=-1)
         following = torch.where(sample == mask_token_id, drawn, sample)
         p_x0 = p_x0 if torch.equal(following, sample) else None
         sample = following

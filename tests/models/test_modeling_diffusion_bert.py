@@ -258,6 +258,38 @@ def test_sparse_equals_full_logits(model):
             model(**inputs, positions_to_predict=wrong)
 
 
+def test_the_last_layer_works_where_it_is_asked(model):
+    inputs, positions, rows = inputs_of(model), torch.tensor([29, 0, 7]), []
+    for layer in model.bert.encoder.layer:
+        layer.intermediate.register_forward_hook(lambda module, args, output: rows.append(output[..., 0].numel()))
+    sparse = model(**inputs, positions_to_predict=positions)
+    everywhere = inputs["input_ids"].numel() + len(inputs["input_ids"]) * (model.config.time_conditioning == "prefix")
+    assert rows == [everywhere, 3]
+    shown = model(**inputs, positions_to_predict=positions, output_hidden_states=True)
+    assert rows[2:] == [everywhere, everywhere]
+    torch.testing.assert_close(shown.logits, sparse.logits, atol=1e-5, rtol=1e-5)
+    assert {states.shape[:2] for states in shown.hidden_states} == {inputs["input_ids"].shape}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_gradients_are_those_of_full_logits(conditioning, checkpointing):
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = toy_model(time_conditioning=conditioning, **no_dropout).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    inputs, positions = inputs_of(model), torch.tensor([29, 0, 7])
+    grads = []
+    for sparse in (True, False):
+        model.zero_grad()
+        logits = model(**inputs, positions_to_predict=positions if sparse else None).logits
+        (logits if sparse else logits.flatten(0, 1)[positions]).square().sum().backward()
+        grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], atol=1e-4, rtol=1e-4)
+
+
 def test_labels_reach_the_head_where_they_count_only(model):
     inputs = inputs_of(model)
     labels = torch.full((3, 10), -100)

@@ -32,17 +32,34 @@ class LayerTimeEmbedding(TimestepEmbedding):
         self.linear_2 = ZeroInitializedLinear(size, size)
 
 
-class TimeConditionedBertLayer(BertLayer):
+class DiffusionBertLayer(BertLayer):
     """
-    A BERT layer that adds its own embedding of the time, `time_embeddings[layer_idx]` [batch, hidden], to its input.
+    A BERT layer that may add its own embedding of the time, `time_embeddings[layer_idx]` [batch, hidden], to its
+    input, and as the last one computes its output at `positions_to_predict` [n] only: `[1, n, hidden]`.
     """
 
     def __init__(self, config: DiffusionBertConfig, layer_idx: int):
         super().__init__(config, layer_idx=layer_idx)
         self.layer_idx = layer_idx
+        self.is_last = layer_idx == config.num_hidden_layers - 1
 
-    def forward(self, hidden_states, *args, time_embeddings: list[torch.Tensor], **kwargs):
-        return super().forward(hidden_states + time_embeddings[self.layer_idx][:, None], *args, **kwargs)
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *args,
+        time_embeddings: list[torch.Tensor] | None = None,
+        positions_to_predict: torch.LongTensor | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        if time_embeddings is not None:
+            hidden_states = hidden_states + time_embeddings[self.layer_idx][:, None]
+        if positions_to_predict is None or not self.is_last:
+            return super().forward(hidden_states, attention_mask, *args, **kwargs)
+        # Every position attends and is attended to; what follows concerns each position alone.
+        context, _ = self.attention.self(hidden_states, attention_mask, **kwargs)
+        context, hidden_states = (x.flatten(0, 1)[positions_to_predict] for x in (context, hidden_states))
+        return self.feed_forward_chunk(self.attention.output(context, hidden_states))[None]
 
 
 class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
@@ -68,7 +85,7 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
     """
 
     config_class = DiffusionBertConfig
-    _no_split_modules = ["BertEmbeddings", "BertLayer", "TimeConditionedBertLayer"]
+    _no_split_modules = ["BertEmbeddings", "DiffusionBertLayer"]
     # Parts of other BERT checkpoints that a denoiser has no use for.
     _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"cls\.seq_relationship\."]
 
@@ -76,9 +93,9 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
         if not isinstance(config, DiffusionBertConfig):  # a BertConfig is a time-agnostic denoiser's
             config = DiffusionBertConfig.from_dict({**config.to_dict(), "model_type": DiffusionBertConfig.model_type})
         super().__init__(config)
+        layers = range(config.num_hidden_layers)
+        self.bert.encoder.layer = nn.ModuleList(DiffusionBertLayer(config, layer_idx=i) for i in layers)
         if config.time_conditioning == "layerwise":
-            layers = range(config.num_hidden_layers)
-            self.bert.encoder.layer = nn.ModuleList(TimeConditionedBertLayer(config, layer_idx=i) for i in layers)
             # Not inside the layers: `self.bert` initialises what it holds, and knows nothing of zeros.
             self.time_mlp = nn.ModuleList(LayerTimeEmbedding(config.hidden_size) for _ in layers)
         elif config.time_conditioning == "prefix":
@@ -181,11 +198,16 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
         if labels is not None and positions_to_predict is None:
             positions_to_predict = (labels.flatten() != -100).nonzero().flatten()
 
+        # The last layer's states of all positions are computed where a caller wants to see them.
+        wants_states = kwargs.get("output_hidden_states") or self.config.output_hidden_states
+        asked = None if wants_states else positions_to_predict
         outputs = self._encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, timesteps, **kwargs
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, timesteps, asked, **kwargs
         )
-        hidden_states = outputs.last_hidden_state  # [batch, seq, hidden]
-        if positions_to_predict is not None:
+        hidden_states = outputs.last_hidden_state  # [batch, seq, hidden], or [1, n, hidden] at the asked positions
+        if asked is not None:
+            hidden_states = hidden_states[0]
+        elif positions_to_predict is not None:
             hidden_states = hidden_states.flatten(0, 1)[positions_to_predict]  # [n, hidden]
         logits = self.cls(hidden_states)
 
@@ -216,8 +238,15 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
         if can_look and not ((timesteps > 0) & (timesteps <= 1)).all():
             raise ValueError(f"`timesteps` must lie in (0, 1], got {timesteps.tolist()}.")
 
-    def _encode(self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, timesteps, **kwargs):
-        """Runs BERT's body with the time fed in the configured way; `last_hidden_state` is `[batch, seq, hidden]`."""
+    def _encode(
+        self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, timesteps, asked, **kwargs
+    ):
+        """
+        Runs BERT's body with the time fed in the configured way; `last_hidden_state` is `[batch, seq, hidden]`, or
+        `[1, n, hidden]` at the positions that are `asked` [n].
+        """
+        if asked is not None:
+            kwargs["positions_to_predict"] = asked
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -237,6 +266,9 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
             raise ValueError("`position_ids` cannot be combined with `time_conditioning='prefix'`, which shifts them.")
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
+        if asked is not None:
+            seq_len = inputs_embeds.shape[1]
+            kwargs["positions_to_predict"] = asked + asked // seq_len + (asked % seq_len > 0)  # behind the time token
         time_token = self.time_mlp(time_features)[:, None]  # [batch, 1, hidden]
         inputs["input_ids"] = None
         inputs["inputs_embeds"] = torch.cat([inputs_embeds[:, :1], time_token, inputs_embeds[:, 1:]], dim=1)
@@ -245,7 +277,8 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
                 extra = torch.ones_like(attention_mask[:, :1]) if name == "attention_mask" else token_type_ids[:, :1]
                 inputs[name] = torch.cat([inputs[name][:, :1], extra, inputs[name][:, 1:]], dim=1)
         outputs = self.bert(**inputs, return_dict=True, **kwargs)
-        outputs.last_hidden_state = _without_time_token(outputs.last_hidden_state)
+        if asked is None:
+            outputs.last_hidden_state = _without_time_token(outputs.last_hidden_state)
         if outputs.hidden_states is not None:
             outputs.hidden_states = tuple(_without_time_token(states) for states in outputs.hidden_states)
         return outputs
