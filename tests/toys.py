@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
 from diffusers_text import DiffusionBertConfig, DiffusionBertForMaskedDiffusion
 
@@ -53,8 +53,9 @@ def toy_config(**kwargs) -> DiffusionBertConfig:
 
 def toy_model(seed=1, spread=0.6, **kwargs) -> DiffusionBertForMaskedDiffusion:
     """A random BERT whose predictions depend strongly on the context (and on the time where it is told)."""
-    torch.manual_seed(seed)
     model = DiffusionBertForMaskedDiffusion(toy_config(**kwargs)).eval()
+    torch.manual_seed(seed)
+    BertForMaskedLM(toy_config(**kwargs))  # draws as a plain BERT does first: a toy does not depend on our own set-up
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:

@@ -32,6 +32,7 @@ class ReMDMScheduler(AbsorbingStateScheduler):
 
     Deviation from the paper: `g` and `sigma` may depend on the token (the spindle), of a revealed position on the one
     it holds, of a masked one on the one that is drawn; for schedules that treat all tokens alike this is the paper's.
+    With `spindle_mean="sentence"` g changes with the row, and the marginals are kept about only.
 
     Revealed tokens are taken back, prompts are not. Steps in which a row reveals nothing cost no forward pass.
 
@@ -184,6 +185,7 @@ class ReMDMScheduler(AbsorbingStateScheduler):
             self._steps[overdue] = self._steps[overdue].clamp(max=self.num_inference_steps - 1)
         self._proposed &= masked
         due = self._proposed.any(dim=1)
+        self._steps[~due] = self.num_inference_steps  # a row that the caller filled is finished
         row_times = self._noise_times[self._steps] * due
         return self._proposed.flatten().nonzero().flatten(), row_times
 
@@ -224,8 +226,10 @@ class ReMDMScheduler(AbsorbingStateScheduler):
             playing = self._proposed.any(dim=1)
         else:
             positions, logits_asked = self._all_masked(logits, sample)
+            masked = self._masked(sample, None)
             if self._owned is None:
-                self._start(self._masked(sample, None))
+                self._start(masked)
+            check_same_shape(masked, self._owned)
             self._steps[:] = self._step_of(timestep)
             playing = torch.ones(len(sample), dtype=torch.bool)
         rows = positions // sample.shape[1]
