@@ -10,9 +10,12 @@ from scipy.stats import chi2_contingency
 from toys import MASK, toy_model, toy_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "utils"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import benchmark_sampling as benchmark
 from benchmark_sampling import Setting, make_run, measure_setting
+
+from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -99,6 +102,69 @@ def test_textbook_follows_the_law_of_ours(toy, steps):
     table = table[:, table.sum(dim=0) >= 10].numpy()
     assert table.shape[1] >= 8
     assert chi2_contingency(table).pvalue > 1e-4
+
+
+def test_rivals_run_the_model_as_seldom_as_they_can(toy):
+    """The textbook once for each state that it visits, LLaDA2Pipeline once for each of its steps."""
+    for setting in (Setting("toy", 1, 8, 1000), Setting("toy", 2, 8, 1000), Setting("toy", 1, 8, 3)):
+        textbook, llada2 = measure_setting(*toy, setting, ["textbook", "llada2"], repeats=1)
+        states = setting.batch * setting.length + 1  # the finished one too, as MDLM's cache has it
+        assert 1 < textbook["forwards"] <= min(setting.steps, states)
+        assert llada2["forwards"] == min(setting.steps, setting.length)
+
+
+def test_samplers_take_turns_and_the_median_counts(monkeypatch):
+    turns, seconds = [], iter([5.0, 1.0, 2.0, 3.0, 9.0, 4.0])
+
+    def timed(run, device, release=False):
+        turns.append(run())
+        return next(seconds), 0.0, None
+
+    monkeypatch.setattr(benchmark, "timed", timed)
+    measured = benchmark.measure({"a": lambda: "a", "b": lambda: "b"}, 3, "cpu", "label")
+    assert turns == ["a", "b", "b", "a", "a", "b"]
+    assert measured == {"a": (5.0, 0.0), "b": (2.0, 0.0)}
+
+
+def test_presets_are_what_the_guide_says():
+    quick, targets = benchmark.PRESETS["quick"], benchmark.PRESETS["targets"]
+    assert targets[0] == Setting("minilm", 1, 64, 1000)
+    assert quick == [targets[0], targets[2]]
+    assert len(set(benchmark.PRESETS["full"])) == 2 * 2 * 2 * 3
+    growth = benchmark.PRESETS["growth"]
+    assert {32, 512} <= {setting.length for setting in growth}
+    assert {1, 64} <= {setting.batch for setting in growth}
+    assert {8, 10_000} <= {setting.steps for setting in growth}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor:UserWarning")
+def test_precision_compares_formats_and_passes_over_what_does_not_work(tiny_settings, tmp_path, monkeypatch, capsys):
+    import quickstart
+
+    toy_pipeline = TextDiffusionPipeline(
+        toy_model(max_position_embeddings=64), toy_tokenizer(), AbsorbingStateScheduler()
+    )
+    toy_pipeline.save_pretrained(tmp_path / "pipeline")
+    monkeypatch.setattr(quickstart, "load_texts", lambda args: ([], ["a b c a"] * 400))
+    original = benchmark.precision_variant
+
+    def variant(model, name):
+        if name == "compile":
+            raise_error = {"forward": lambda *args, **kwargs: 1 / 0}
+            model = original(model, "fp32")
+            vars(model.bert).update(raise_error)
+            return model
+        return original(model, name)
+
+    monkeypatch.setattr(benchmark, "precision_variant", variant)
+    monkeypatch.setitem(benchmark.PRESETS, "precision", tiny_settings[:1])
+    arguments = ["--preset", "precision", "--bound_model", f"{tmp_path}/pipeline", "--json", f"{tmp_path}/rows.json"]
+    benchmark.main([*arguments, "--repeats", "1", "--threads", "1"])
+    rows = {row["variant"]: row for row in json.loads((tmp_path / "rows.json").read_text())["precision"]}
+    assert [*rows] == ["fp32", "bf16", "int8"]
+    assert "compile" in capsys.readouterr().out
+    assert rows["fp32"]["bound_change"] == 0
+    assert 0 < abs(rows["bf16"]["bound_change"]) < 0.2
 
 
 @pytest.mark.parametrize("steps", [3, 8, 1000])

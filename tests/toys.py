@@ -21,6 +21,10 @@ EMITTED = [SEP, 5, 6, 7]  # what unconditional text can hold
 LENGTH = 2
 
 
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
 def toy_tokenizer(words=WORDS, mask_token="[MASK]") -> PreTrainedTokenizerFast:
     """A word-level tokenizer in the manner of BERT: [CLS] text [SEP]."""
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(SPECIALS + words)}, unk_token="[UNK]"))

@@ -92,7 +92,8 @@ def sample_textbook(model, canvas, mask_token_id: int, steps: int, generator) ->
     """
     MDLM's ancestral sampler for its log-linear schedule, `alpha_t = 1 - t` (arXiv 2406.07524). On the way from t to s
     a masked position takes token k with probability `p_k (t - s) / t` and stays masked with `s / t`; others are
-    carried over. The model is not told the time, so its prediction stands until a token is revealed.
+    carried over. `p` is the paper's SUBS parameterisation: no mask is predicted, and what is revealed is copied. The
+    model is not told the time, so its prediction stands until a token is revealed.
     """
     sample, p_x0 = canvas, None
     for i in range(steps, 0, -1):
@@ -100,7 +101,11 @@ def sample_textbook(model, canvas, mask_token_id: int, steps: int, generator) ->
         if p_x0 is None:
             logits = model(sample).logits  # [batch, seq, vocab]
             logits[..., mask_token_id] = -torch.inf
-            p_x0 = logits.softmax(dim=-1)
+            logits = logits - logits.logsumexp(dim=-1, keepdim=True)
+            revealed = sample != mask_token_id
+            logits[revealed] = -torch.inf
+            logits[revealed, sample[revealed]] = 0
+            p_x0 = logits.exp()
         q = p_x0 * (t - s)
         q[..., mask_token_id] = s
         # Gumbel's trick as a race of exponential times, with the guards against log 0 of MDLM's released code.

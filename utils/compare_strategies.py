@@ -165,8 +165,8 @@ def generate(pipe, strategy: Strategy, steps: int | None, args: CompareArguments
     pipe.scheduler = strategy.scheduler
     if steps is not None and strategy.block_length is not None:
         steps = max(1, steps // math.ceil(args.gen_length / strategy.block_length))
-    rows = []
-    handle = pipe.model.bert.encoder.register_forward_hook(lambda *call: rows.append(len(call[2].last_hidden_state)))
+    rows = []  # of each forward pass: what the embeddings give, as the last layer gives less
+    handle = pipe.model.bert.embeddings.register_forward_hook(lambda *call: rows.append(len(call[2])))
     start = time.perf_counter()
     output = pipe(
         gen_length=args.gen_length,
@@ -226,9 +226,9 @@ def markdown_table(results: dict) -> str:
     runs = ["| held-out text | | | |"]
     for row in results["rows"]:
         name = f"{row['family']}: {row['strategy']} {row['setting']}".strip()
-        runs.append(f"| {name} | {row['steps']} | {row['forward_passes']:.1f} | {row['seconds']:.1f} |")
+        runs.append(f"| {name} | {row['steps']} | {row['forward_passes']:.0f} | {row['seconds']:.1f} |")
     for run, row in zip(runs, [results["real_text"], *results["rows"]]):
-        metrics = f"{row['tokens']:.1f} | {row['entropy']:.2f} | {row['distinct_2']:.3f} | {row['repetition']:.3f}"
+        metrics = f"{row['tokens']:.0f} | {row['entropy']:.2f} | {row['distinct_2']:.2f} | {row['repetition']:.2f}"
         lines.append(f"{run} {metrics} | {row['bound']:.2f} ± {row['bound_error']:.2f} |")
     return "\n".join(lines)
 

@@ -45,6 +45,11 @@ def model(request):
     return toy_model(time_conditioning=request.param)
 
 
+def test_a_bert_config_keeps_its_attention():
+    config = BertConfig(**SMALL, attn_implementation="eager")
+    assert DiffusionBertForMaskedDiffusion(config).config._attn_implementation == "eager"
+
+
 # --- Loading and saving ---
 
 

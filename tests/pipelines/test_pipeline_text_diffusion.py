@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from toys import CLS, COUNTS, MASK, PAD, SEP, toy_model, toy_tokenizer
+from toys import CLS, COUNTS, MASK, PAD, SEP, seeded, toy_model, toy_tokenizer
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
+    BertForMaskedLM,
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
     RobertaConfig,
 )
 
-from diffusers_text import (
-    AbsorbingStateScheduler,
-    ConfidenceUnmaskingScheduler,
-    ReMDMScheduler,
-    TextDiffusionPipeline,
-)
+from diffusers_text import AbsorbingStateScheduler, ConfidenceUnmaskingScheduler, ReMDMScheduler, TextDiffusionPipeline
 from diffusers_text.schedulers.sampling import draw_uniforms
 
 SPINDLE = {"schedule": "spindle", "token_counts": COUNTS}
@@ -35,10 +31,6 @@ def build(model=None, tokenizer=None, **scheduler_kwargs):
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(params=SCHEDULES)
@@ -404,6 +396,26 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_weights_of_an_earlier_save_are_not_loaded(tmp_path, variant):
+    """Whether they were one file or several shards; those of another variant stay."""
+    (tmp_path / "model").mkdir()
+    others = ["model.bf16.safetensors", "model.safetensors.index.bf16.json", "model.notes.txt"]
+    for name in others:
+        (tmp_path / "model" / name).write_text("another variant's")
+    for shard_size in ("100MB", "2KB", "4KB", "100MB"):
+        pipe = build(toy_model(seed=len(shard_size) * 7))
+        with torch.no_grad():
+            pipe.model.bert.embeddings.word_embeddings.weight.add_(torch.rand(()))
+        pipe.save_pretrained(tmp_path, max_shard_size=shard_size, variant=variant)
+        loaded = TextDiffusionPipeline.from_pretrained(tmp_path, variant=variant)
+        for name, parameter in pipe.model.named_parameters():
+            assert torch.equal(parameter, loaded.model.get_parameter(name))
+        shards = [path for path in (tmp_path / "model").glob("*-of-*")]
+        assert len({path.name.split("-of-")[1] for path in shards}) == (shard_size != "100MB")
+    assert all((tmp_path / "model" / name).read_text() == "another variant's" for name in others)
+
+
 def test_two_variants_live_in_one_folder_and_other_files_stay(tmp_path):
     pipe = build()
     bias = pipe.model.cls.predictions.bias.data.normal_().clone()  # not exact in half precision
@@ -502,12 +514,24 @@ def test_offload_hooks_are_respected(pipe):
     assert pipe(gen_length=8, generator=seeded()).texts == expected
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_compiled_model(schedule):
+@pytest.mark.parametrize("scheduler_class", [AbsorbingStateScheduler, ConfidenceUnmaskingScheduler, ReMDMScheduler])
+@pytest.mark.parametrize("schedule", ["linear", "spindle"])
+@pytest.mark.parametrize("stock", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_model(schedule, scheduler_class, stock, in_place):
+    torch.compiler.reset()
     pipe = build(**SCHEDULES[schedule])
-    expected = pipe(gen_length=5, generator=seeded()).texts
-    pipe.model = torch.compile(pipe.model, backend="eager")
-    assert pipe(gen_length=5, generator=seeded()).texts == expected
+    pipe.scheduler = scheduler_class.from_config(pipe.scheduler.config)
+    if stock:
+        pipe.model = BertForMaskedLM(BertConfig(**{**pipe.model.config.to_dict(), "model_type": "bert"})).eval()
+    arguments = {"gen_length": 5, "num_inference_steps": 3, "num_texts_per_prompt": 2}
+    expected = pipe(**arguments, generator=seeded()).texts
+    if in_place:
+        pipe.model.compile(backend="eager")
+    else:
+        pipe.model = torch.compile(pipe.model, backend="eager")
+    pipe.model(pipe.tokenizer("a b", return_tensors="pt").input_ids)  # code from before the pipeline's first call
+    assert pipe(**arguments, generator=seeded()).texts == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -556,7 +580,7 @@ WRONG_CALLS = [
     ({"input_ids": [[1, 2]]}, "`input_ids` must be a LongTensor .* got list"),
     ({"input_ids": torch.ones(1, 2, 3, dtype=torch.long)}, "`input_ids` must be a LongTensor"),
     ({"input_ids": torch.ones(0, 2, dtype=torch.long)}, "`input_ids` is empty"),
-    ({"input_ids": torch.tensor([[2, 5], [0, 0]])}, "`input_ids` has a row of nothing but padding"),
+    ({"input_ids": torch.tensor([[2, 5], [0, 0]])}, "`input_ids` has nothing but padding in row 1"),
     ({"input_ids": torch.tensor([[2, 8]])}, r"`input_ids` must lie in \[0, 8\), got 2 to 8"),
     ({"input_ids": torch.tensor([[-1, 5]])}, r"`input_ids` must lie in \[0, 8\), got -1 to 5"),
     (

@@ -162,11 +162,12 @@ def test_a_row_does_not_depend_on_the_others_with_its_own_generator(kwargs, step
         assert finish(sample[i : i + 1], [generator]).tolist() == together[i : i + 1].tolist()
 
 
-def test_rewritten_canvas_is_planned_anew():
+@pytest.mark.parametrize("steps", [None, 1000])
+def test_rewritten_canvas_is_planned_anew(steps):
     """A caller may fill a position in or mask it again between two steps."""
     scheduler = scheduler_of()
     sample = torch.full((1, 4), MASK)
-    scheduler.set_timesteps(None)
+    scheduler.set_timesteps(steps)
     positions, _ = scheduler.next_positions(sample)
     sample[0, positions[0]] = 5
     again, times = scheduler.next_positions(sample)

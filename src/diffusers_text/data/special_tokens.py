@@ -14,6 +14,12 @@ def start_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
 
 
+def frame_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Special tokens that are no part of a text. The unknown token is one, unless it begins or ends texts as well."""
+    words = {tokenizer.unk_token_id} - {terminator_id(tokenizer), start_id(tokenizer)}
+    return set(tokenizer.all_special_ids) - words
+
+
 def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
     r"""
     The scheduler settings that follow from a tokenizer.
@@ -79,4 +85,4 @@ def maskable_tokens(
     return maskable if attention_mask is None else maskable & (attention_mask != 0)
 
 
-__all__ = ["maskable_tokens", "start_id", "terminator_id", "token_settings"]
+__all__ = ["frame_ids", "maskable_tokens", "start_id", "terminator_id", "token_settings"]

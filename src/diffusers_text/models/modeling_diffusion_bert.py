@@ -91,7 +91,8 @@ class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
 
     def __init__(self, config: DiffusionBertConfig):
         if not isinstance(config, DiffusionBertConfig):  # a BertConfig is a time-agnostic denoiser's
-            config = DiffusionBertConfig.from_dict({**config.to_dict(), "model_type": DiffusionBertConfig.model_type})
+            settings = {**config.to_dict(), "model_type": DiffusionBertConfig.model_type}
+            config = DiffusionBertConfig.from_dict(settings, attn_implementation=config._attn_implementation)
         super().__init__(config)
         layers = range(config.num_hidden_layers)
         self.bert.encoder.layer = nn.ModuleList(DiffusionBertLayer(config, layer_idx=i) for i in layers)

@@ -21,6 +21,11 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     return model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `model` runs under `torch.compile`, by `torch.compile(model)` or `model.compile()`."""
+    return is_compiled_module(model) or model._compiled_call_impl is not None
+
+
 def has_adapter(model: nn.Module) -> bool:
     """Whether `model` holds a PEFT adapter that is not merged."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
@@ -55,7 +60,7 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
 
     [`DiffusionBertForMaskedDiffusion`] takes positions itself. Other encoder-only `AutoModelForMaskedLM` models
     swallow arguments they do not know, so a forward hook on their `base_model`, in place during the call, hands the
-    head those rows.
+    head those rows. Compiled code does not see a hook: compiled ones compute the logits of all positions.
 
     Args:
         model: the model, possibly compiled or wrapped for several devices.
@@ -87,6 +92,8 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
         raise ValueError(
             f"`timesteps` were passed, but {type(unwrap_model(model)).__name__} does not condition on time."
         )
+    if is_compiled(model):
+        return model(**inputs, return_dict=True).logits.flatten(0, 1)[positions]
     with _hidden_states_replaced(model, lambda states: states.flatten(0, 1)[positions][None]):  # [1, n, hidden]
         return model(**inputs, return_dict=True).logits[0]
 
@@ -174,12 +181,12 @@ def _encoder_skipped(model, output):
 @contextmanager
 def _head_for_few_rows(model):
     """
-    While open, a plain linear vocabulary head on the CPU multiplies a few rows as `W h^T`: 2 to 6 times faster for up
-    to 8 rows than `F.linear`, whose kernels are made for many (`utils/benchmark_sampling.py` has both).
+    While open, a plain linear vocabulary head on the CPU multiplies up to 16 rows as `W h^T`, several times faster
+    than `F.linear`, whose kernels are made for many.
     """
     head = unwrap_model(model).get_output_embeddings()
     is_plain = type(head) is nn.Linear and "forward" not in vars(head) and head.weight.device.type == "cpu"
-    if not is_plain or head.weight.dtype != torch.float32 or torch.is_grad_enabled() or is_compiled_module(model):
+    if not is_plain or head.weight.dtype != torch.float32 or torch.is_grad_enabled() or is_compiled(model):
         yield
         return
 
@@ -200,4 +207,12 @@ def _head_for_few_rows(model):
         del head.forward
 
 
-__all__ = ["HiddenStateCache", "conditions_on_time", "has_adapter", "logits_at", "max_sequence_length", "unwrap_model"]
+__all__ = [
+    "HiddenStateCache",
+    "conditions_on_time",
+    "has_adapter",
+    "is_compiled",
+    "logits_at",
+    "max_sequence_length",
+    "unwrap_model",
+]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..data.special_tokens import start_id, terminator_id
+from ..data.special_tokens import frame_ids, start_id, terminator_id
 from .pipeline_output import TextDiffusionTrajectory
 
 
@@ -42,18 +42,18 @@ class Canvas:
         """The canvas of rows of ids, with the columns of their new tokens; `suppressed` ids are never drawn."""
         # Padding is attended to by nothing and returned to nobody. It must be no mask, and no terminator, which a
         # sentence's mean would count.
+        meaningful = (tokenizer.mask_token_id, terminator_id(tokenizer))
         padding = tokenizer.pad_token_id
         if padding not in suppressed:
-            padding = suppressed[0] if suppressed else int(tokenizer.mask_token_id == 0)
+            padding = suppressed[0] if suppressed else next(i for i in range(3) if i not in meaningful)
         lengths = [len(text) for text in texts]
         sample = torch.full((len(texts), max(lengths) + 1), padding)
         is_generated = torch.zeros(sample.shape, dtype=torch.bool)
         for i, (text, columns) in enumerate(zip(texts, generated, strict=True)):
             sample[i, : len(text)] = torch.tensor(text)
             is_generated[i, list(columns)] = True
-        special = torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id])
         inside = torch.arange(sample.shape[1]) < torch.tensor(lengths)[:, None]
-        given = inside & ~torch.isin(sample, special)
+        given = inside & ~torch.isin(sample, torch.tensor(sorted(frame_ids(tokenizer))))
         ids = (tokenizer.mask_token_id, terminator_id(tokenizer), start_id(tokenizer))
         return cls(sample, lengths, is_generated, given, *ids, in_blocks)
 
@@ -68,16 +68,16 @@ class Canvas:
             return torch.zeros(len(self.sample), dtype=torch.bool)
         return ((self.sample == self.terminator) & self.generated).any(dim=1)
 
-    def blocks(self, block_length: int | None) -> list[torch.BoolTensor]:
+    def blocks(self, block_length: int | None) -> Iterator[torch.BoolTensor]:
         """
         The masked positions `[batch, seq]` of each block: in every row `block_length` of them from left to right, or
         all at once.
         """
         masked = self.masked
         if block_length is None:
-            return [masked]
+            return iter([masked])
         block = (masked.cumsum(dim=1) - 1) // block_length
-        return [masked & (block == i) for i in range(int(block.max()) + 1)]
+        return (masked & (block == i) for i in range(int(block.max()) + 1))
 
     def window(self, active: torch.BoolTensor, limit: int) -> torch.LongTensor:
         r"""
@@ -100,13 +100,13 @@ class Canvas:
             index[i, anchor : anchor + len(columns)] = columns
         return index
 
-    def widest_window(self, blocks: list[torch.BoolTensor]) -> int:
+    def widest_window(self, blocks: Iterator[torch.BoolTensor]) -> int:
         """Tokens that the widest block needs in its window, the start token included."""
-        rows = torch.cat(blocks)
-        starts = (self.sample[:, 0] == self.start).long().tolist() * len(blocks)
+        anchors = [int(first == self.start) for first in self.sample[:, 0].tolist()]
         spans = [
             int(columns.max() - columns.min()) + 1 + anchor
-            for row, anchor in zip(rows, starts, strict=True)
+            for block in blocks
+            for row, anchor in zip(block, anchors, strict=True)
             if len(columns := row.nonzero())
         ]
         return max(spans, default=0)
@@ -147,15 +147,3 @@ class Canvas:
             step, _, position, token, time = changes[:, (changes[1] == row) & (changes[2] < end)]
             trajectories.append(TextDiffusionTrajectory(step.long(), position.long(), token.long(), time))
         return trajectories
-
-
-def row_groups(positions: torch.LongTensor, seq_len: int, max_positions: int) -> Iterator[slice]:
-    """Slices of sorted flat `positions` [n] that hold whole rows, and several only up to `max_positions`."""
-    start = end = 0
-    _, counts = torch.unique_consecutive(positions // seq_len, return_counts=True)
-    for count in counts.tolist():
-        if end > start and end + count - start > max_positions:
-            yield slice(start, end)
-            start = end
-        end += count
-    yield slice(start, end)

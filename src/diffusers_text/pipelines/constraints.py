@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 
 import torch
 from transformers import LogitsProcessorList
 
-from ..schedulers.sampling import is_number
+from ..schedulers.sampling import described, is_number
 
 
 @dataclass
@@ -39,12 +40,9 @@ class TokenConstraints:
     undrawn: list[int]
     vocab_size: int
 
-    def apply(
-        self, logits: torch.Tensor, sample: torch.LongTensor, positions: torch.LongTensor, asked: torch.LongTensor
-    ) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, sample: torch.LongTensor, positions: torch.LongTensor) -> torch.Tensor:
         r"""
-        Logits `[m, vocab]` with -inf for what is ruled out at `positions` [m] of `sample` [batch, seq], of the `asked`
-        positions [n] that are drawn together.
+        Logits `[m, vocab]` with -inf for what is ruled out at `positions` [m] of `sample` [batch, seq].
 
         Raises:
             ValueError: nothing is allowed at a position.
@@ -54,21 +52,26 @@ class TokenConstraints:
             logits[:, self.terminator].sub_(self.eos_penalty).masked_fill_(
                 in_gap.to(logits.device, non_blocking=True), -torch.inf
             )
-        if self.suppress_tokens:
-            logits[:, self.suppress_tokens] = -torch.inf
-        for row, token in self._completions(sample, positions, asked):
-            logits[row, token] = -torch.inf
-        if self.logits_processor is not None:
-            logits = self._processed(logits, sample, positions)
-        if self.allowed_token_ids is not None:
-            logits = logits.masked_fill(~self._allowed(logits, sample, positions), -torch.inf)
-        if self.restricts:
-            possible = logits[:, : self.vocab_size] > -torch.inf
-            possible[:, self.undrawn] = False
-            blocked = positions[~possible.any(dim=-1).cpu()] % sample.shape[1]
-            if len(blocked):
-                raise ValueError(f"The constraints allow no token at position {blocked[0]} of the canvas.")
+        if not self.restricts:
+            return logits
+        possible = self._possible(sample, positions)
+        beyond = logits.shape[-1] - self.vocab_size  # a padded head has more ids than the tokenizer
+        impossible = ~torch.nn.functional.pad(possible, (0, beyond)).to(logits.device, non_blocking=True)
+        logits = logits.masked_fill(impossible, -torch.inf)
+        if self.logits_processor is not None:  # which may give a probability to anything
+            logits = self._processed(logits, sample, positions).masked_fill(impossible, -torch.inf)
+        blocked = positions[(logits == -torch.inf).all(dim=-1).cpu()] % sample.shape[1]
+        if len(blocked):
+            raise ValueError(f"The constraints allow no token at position {blocked[0]} of the canvas.")
         return logits
+
+    def check(self, masked: torch.BoolTensor):
+        """Raises a `ValueError` where a fixed mask leaves nothing to write at a `masked` position [batch, seq]."""
+        if isinstance(self.allowed_token_ids, torch.Tensor):
+            blocked = masked.any(dim=0) & ~(self.allowed_token_ids & self.drawable).any(dim=-1)
+            if blocked.any():
+                position = int(blocked.nonzero()[0])
+                raise ValueError(f"The constraints allow no token at position {position} of the canvas.")
 
     @property
     def restricts(self) -> bool:
@@ -76,28 +79,53 @@ class TokenConstraints:
         rules = (self.suppress_tokens, self.bad_words_ids, self.logits_processor)
         return any(rules) or self.allowed_token_ids is not None
 
-    def _completions(self, sample, positions, asked):
-        """
-        Pairs (index into `positions`, token) that would complete a bad word. Where several positions of one are drawn
-        together, its token is ruled out at the last of them, whatever the others will be.
-        """
-        if not self.bad_words_ids:
-            return
-        seq_len, ids, together = sample.shape[1], sample.flatten().tolist(), set(asked.tolist())
+    @cached_property
+    def drawable(self) -> torch.BoolTensor:
+        """Which ids may be written somewhere, `[vocab]`."""
+        drawable = torch.ones(self.vocab_size, dtype=torch.bool)
+        drawable[[*self.undrawn, *self.suppress_tokens]] = False
+        if self.terminator is not None and self.eos_penalty == torch.inf:
+            drawable[self.terminator] = False
+        return drawable
 
-        def may_complete(word, start, position):
-            for place, token in enumerate(word, start):
-                if place != position and (place > position if place in together else ids[place] != token):
-                    return False
-            return True
+    def _possible(self, sample, positions):
+        """Which ids may be written at `positions` [m], on the CPU: [m, vocab]."""
+        possible = self.drawable.repeat(len(positions), 1)
+        if self.terminator is not None:
+            possible[:, self.terminator] &= self.generated.flatten()[positions]
+        if self.allowed_token_ids is not None:
+            possible &= self._allowed(sample, positions)
+        if self.bad_words_ids:
+            rows = sample.tolist()
+            for i, position in enumerate(positions.tolist()):
+                row, column = divmod(position, sample.shape[1])
+                possible[i, list(self._completing(rows[row], column))] = False
+        return possible
 
-        for i, position in enumerate(positions.tolist()):
-            column = position % seq_len
-            for word in self.bad_words_ids:
-                for offset, token in enumerate(word[: column + 1]):
-                    inside = column - offset + len(word) <= seq_len
-                    if inside and may_complete(word, position - offset, position):
-                        yield i, token
+    def apart(self, before: torch.LongTensor, after: torch.LongTensor, mask_token_id: int) -> torch.LongTensor:
+        """
+        The canvas `after` [batch, seq] a forward pass, without those of its new tokens that complete a bad word with
+        others written at the same time, which saw nothing of each other: these stay masked, the last ones first.
+        """
+        new = (before == mask_token_id) & (after != mask_token_id)
+        rows = after.masked_fill(new, mask_token_id).tolist()
+        for row, column in new.nonzero().tolist():
+            token = int(after[row, column])
+            if token not in self._completing(rows[row], column):
+                rows[row][column] = token
+        return torch.tensor(rows)
+
+    def _completing(self, ids: list[int], column: int) -> set[int]:
+        """The tokens that would complete a bad word at `column` of a row's `ids`."""
+        tokens = set()
+        for word in self.bad_words_ids:
+            for offset, token in enumerate(word):
+                start, end = column - offset, column - offset + len(word)
+                if start >= 0 and end <= len(ids):
+                    others = zip((*ids[start:column], *ids[column + 1 : end]), (*word[:offset], *word[offset + 1 :]))
+                    if all(found == wanted for found, wanted in others):
+                        tokens.add(token)
+        return tokens
 
     def _processed(self, logits, sample, positions):
         seq_len, processed = sample.shape[1], []
@@ -107,17 +135,18 @@ class TokenConstraints:
             processed.append(self.logits_processor(before, scores[None]))
         return torch.cat(processed)
 
-    def _allowed(self, logits, sample, positions):
-        if callable(self.allowed_token_ids):
-            allowed = self.allowed_token_ids(sample, positions)
-            wanted = [len(positions), self.vocab_size]
-            if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool or [*allowed.shape] != wanted:
-                given = f"{allowed.dtype} of {[*allowed.shape]}" if isinstance(allowed, torch.Tensor) else allowed
-                raise ValueError(f"`allowed_token_ids` must return a BoolTensor of shape {wanted}, got {given}.")
-        else:
-            allowed = self.allowed_token_ids[positions % sample.shape[1]]
-        beyond = logits.shape[-1] - allowed.shape[-1]  # a padded head has more ids than the tokenizer
-        return torch.nn.functional.pad(allowed, (0, beyond)).to(logits.device)
+    def _allowed(self, sample, positions):
+        if not callable(self.allowed_token_ids):
+            return self.allowed_token_ids[positions % sample.shape[1]]
+        # The last column is padding that the caller knows nothing of.
+        canvas, width = sample[:, :-1].clone(), sample.shape[1]
+        allowed = self.allowed_token_ids(canvas, positions - positions // width)
+        wanted = [len(positions), self.vocab_size]
+        if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool or [*allowed.shape] != wanted:
+            raise ValueError(
+                f"`allowed_token_ids` must return a BoolTensor of shape {wanted}, got {described(allowed)}."
+            )
+        return allowed.cpu()
 
 
 def check_constraints(
@@ -146,5 +175,6 @@ def check_constraints(
         is_mask = isinstance(allowed_token_ids, torch.Tensor) and allowed_token_ids.dtype == torch.bool
         if not is_mask or allowed_token_ids.ndim != 2 or allowed_token_ids.shape[1] != vocab_size:
             raise ValueError(
-                f"`allowed_token_ids` must be callable or a BoolTensor of shape [seq, {vocab_size}], vocabulary last."
+                f"`allowed_token_ids` must be callable or a BoolTensor of shape [seq, {vocab_size}], got"
+                f" {described(allowed_token_ids)}."
             )

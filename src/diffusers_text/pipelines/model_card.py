@@ -2,6 +2,8 @@
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from ..schedulers.scheduling_remdm import ReMDMScheduler
+
 TEMPLATE = """
 ---
 {card_data}
@@ -17,8 +19,8 @@ A masked diffusion model for text, made with diffusers-text.
 from diffusers_text import TextDiffusionPipeline
 
 pipe = TextDiffusionPipeline.from_pretrained("{repo_id}")
-print(pipe(num_texts_per_prompt=2, gen_length={gen_length}).texts)
-print(pipe("The {mask} of this text was {mask}.").texts)
+print(pipe(num_texts_per_prompt=2, gen_length={gen_length}{steps}).texts)
+print(pipe("The {mask} of this text was {mask}."{steps}).texts)
 ```
 
 ## Model
@@ -71,6 +73,7 @@ def create_model_card(pipe, repo_id: str, license: str | None, datasets: str | l
             name=repo_id.split("/")[-1],
             repo_id=repo_id,
             gen_length=config.gen_length,
+            steps=", num_inference_steps=64" if isinstance(pipe.scheduler, ReMDMScheduler) else "",
             mask=pipe.tokenizer.mask_token,
             model=f"`{type(pipe.model).__name__}`",
             time_conditioning=getattr(pipe.model.config, "time_conditioning", "none"),

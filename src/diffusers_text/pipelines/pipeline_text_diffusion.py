@@ -1,7 +1,9 @@
 """Text generation by masked diffusion: prompts in, texts out."""
 
+import copy
 import inspect
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from math import inf
@@ -11,21 +13,28 @@ import torch
 from diffusers import DiffusionPipeline, SchedulerMixin
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.utils import logging
-from diffusers.utils.torch_utils import is_compiled_module
 from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.special_tokens import terminator_id, token_settings
-from ..models.sparse_head import HiddenStateCache, conditions_on_time, has_adapter, logits_at, max_sequence_length
-from ..schedulers.sampling import check_generator, check_positive_int, check_shaping, is_number
-from .canvas import Canvas, row_groups
+from ..data.special_tokens import frame_ids, terminator_id, token_settings
+from ..models.sparse_head import (
+    HiddenStateCache,
+    conditions_on_time,
+    has_adapter,
+    is_compiled,
+    max_sequence_length,
+    unwrap_model,
+)
+from ..schedulers.sampling import check_generator, check_positive_int, check_shaping, described, is_number
+from .canvas import Canvas
 from .constraints import TokenConstraints, check_constraints
 from .model_card import create_model_card
 from .pipeline_output import TextDiffusionPipelineOutput
+from .prediction import Predictor
 
 logger = logging.get_logger(__name__)
 
-# More tokens than that, drawn together without seeing each other, and texts fall apart.
+# More tokens than that, drawn without seeing each other, and they go together less and less.
 MANY_TOKENS_PER_PASS = 8
 
 
@@ -37,12 +46,13 @@ class TextDiffusionPipeline(DiffusionPipeline):
         model ([`~transformers.PreTrainedModel`]):
             [`DiffusionBertForMaskedDiffusion`], or any `AutoModelForMaskedLM` model, which decodes time-agnostically.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): its tokenizer, with a mask token.
-        scheduler ([`AbsorbingStateScheduler`]):
-            Decides what is revealed when. Where its config leaves `mask_token_id`, `vocab_size` or
-            `suppressed_token_ids` open, the pipeline holds a copy of it with the tokenizer's.
+        scheduler ([`AbsorbingStateScheduler`], [`ConfidenceUnmaskingScheduler`] or [`ReMDMScheduler`]):
+            Decides what is revealed when; each call plans on a copy of its own. Where its config leaves
+            `mask_token_id`, `vocab_size` or `suppressed_token_ids` open, the pipeline holds one with the tokenizer's.
 
     Raises:
-        ValueError: a tokenizer without mask token, or components that do not belong together.
+        ValueError: a tokenizer without mask token, a model without vocabulary head, or components that do not belong
+            together.
 
     Example:
 
@@ -64,6 +74,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
         token_settings(tokenizer)  # raises without a mask token
         if model.config.is_encoder_decoder:
             raise ValueError(f"`model` is a {type(model).__name__}; a denoiser must be an encoder.")
+        if unwrap_model(model).get_output_embeddings() is None:
+            raise ValueError(f"`model` is a {type(model).__name__} without a vocabulary head: load it as a masked LM.")
         if model.config.vocab_size < len(tokenizer):
             raise ValueError(
                 f"`model` has {model.config.vocab_size} token embeddings for a tokenizer of {len(tokenizer)}: call"
@@ -118,7 +130,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 `scheduler.config.gen_length`.
             num_inference_steps (`int`, *optional*):
                 Steps T of the reverse process, in each block; None leaves their number to the strategy, in continuous
-                time for [`AbsorbingStateScheduler`].
+                time for [`AbsorbingStateScheduler`]. [`ReMDMScheduler`] needs a number.
             block_length (`int`, *optional*):
                 Write semi-autoregressively, this many masked positions at a time from left to right. A text ends with
                 the block in which it gets its terminator. It may then be longer than the model takes: each block is
@@ -132,11 +144,11 @@ class TextDiffusionPipeline(DiffusionPipeline):
             suppress_tokens (`list[int]`, *optional*): ids that are not written.
             bad_words_ids (`list[list[int]]`, *optional*): sequences of ids that are not written.
             allowed_token_ids (`torch.BoolTensor` of shape `[seq, vocab]` or `Callable`, *optional*):
-                Which ids may stand at each position of the canvas; or a function of the canvas `[batch, seq]` and the
-                asked positions `[n]`, flat indices over it, that returns `[n, vocab]`.
+                Which ids may stand at each position of the canvas; or a function of the canvas `[batch, seq]`, shorter
+                rows padded, and the asked positions `[n]`, flat indices over it, that returns `[n, vocab]`.
             logits_processor ([`~transformers.LogitsProcessorList`], *optional*):
                 Processors as for `generate`: each gets the ids to the left of a position, gaps among them as mask
-                tokens, and the logits there, `[1, vocab]`.
+                tokens, and the logits there, `[1, vocab]`. What other constraints rule out, none of them brings back.
             eos_penalty (`float`, defaults to 0.0):
                 Nats taken from the terminator's logit, for longer texts; infinity bans it.
             generator (`torch.Generator` or list of them, *optional*):
@@ -159,24 +171,25 @@ class TextDiffusionPipeline(DiffusionPipeline):
             ValueError: an argument out of range, or a canvas longer than the model takes.
         """
         arguments = dict(locals())
-        for name in ("self", "return_dict", "output_type"):
+        for name in ("self", "return_dict"):
             arguments.pop(name)
-        canvas, steps = self.prepare(**arguments, output_type=output_type)
+        canvas, steps = self.prepare(**arguments)
         for _ in steps:
             pass
         output = self.finish(canvas, output_type)
         return output if return_dict else output.to_tuple()
 
-    @torch.no_grad()
     def stream(self, *args, **kwargs) -> Iterator[TextDiffusionPipelineOutput]:
         """
         Generates as `__call__` does, with its arguments but `return_dict`, and yields after each forward pass the
-        output so far, mask tokens in its texts where nothing is written yet.
+        output so far, mask tokens in its texts where nothing is written yet. The last output is that of a call.
         """
         bound = inspect.signature(self.__call__).bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = {name: value for name, value in bound.arguments.items() if name != "return_dict"}
         canvas, steps = self.prepare(**arguments)
+        if not canvas.masked.any():  # nothing to wait for
+            return iter([self.finish(canvas, arguments["output_type"])])
         return (self.finish(canvas, arguments["output_type"]) for _ in steps)
 
     def prepare(
@@ -210,13 +223,15 @@ class TextDiffusionPipeline(DiffusionPipeline):
             callback_on_step_end_tensor_inputs = ["sample"]
         self.check_inputs(prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type)
         self.check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        config = self.scheduler.config
+        # Of its own: calls that run at the same time, as streams do, have a plan each.
+        scheduler = copy.copy(_matched_scheduler(self.scheduler, token_settings(self.tokenizer)))
+        config = scheduler.config
         check_shaping(config.temperature if temperature is None else temperature, top_k, top_p)
         vocab_size = len(self.tokenizer)
         check_constraints(eos_penalty, suppress_tokens, bad_words_ids, allowed_token_ids, logits_processor, vocab_size)
         if block_length is not None:
             check_positive_int("block_length", block_length)
-        self.scheduler.set_timesteps(num_inference_steps)
+        scheduler.set_timesteps(num_inference_steps)
 
         if prompt is None and input_ids is None and gen_length is None:
             gen_length = config.gen_length
@@ -235,15 +250,16 @@ class TextDiffusionPipeline(DiffusionPipeline):
             eos_penalty,
             suppress_tokens or [],
             bad_words_ids or [],
-            allowed_token_ids,
+            allowed_token_ids.cpu() if isinstance(allowed_token_ids, torch.Tensor) else allowed_token_ids,
             logits_processor,
             [*config.suppressed_token_ids, config.mask_token_id],
             vocab_size,
         )
-        shaping = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        constraints.check(canvas.masked[:, :-1])
+        sampling = {"generator": generator, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         callback = (callback_on_step_end, callback_on_step_end_tensor_inputs)
         return canvas, self.denoise(
-            canvas, num_inference_steps, block_length, constraints, guidance_scale, shaping, generator, callback
+            canvas, scheduler, num_inference_steps, block_length, constraints, guidance_scale, sampling, callback
         )
 
     def check_inputs(self, prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type):
@@ -263,7 +279,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 or input_ids.dtype != torch.long
                 or input_ids.ndim not in (1, 2)
             ):
-                given = input_ids.dtype if isinstance(input_ids, torch.Tensor) else type(input_ids).__name__
+                given = described(input_ids) if isinstance(input_ids, torch.Tensor) else type(input_ids).__name__
                 raise ValueError(f"`input_ids` must be a LongTensor of shape [batch, seq] or [seq], got {given}.")
             if input_ids.numel() == 0:
                 raise ValueError(f"`input_ids` is empty: its shape is {list(input_ids.shape)}.")
@@ -274,7 +290,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 )
         mask_shape = attention_mask.shape if isinstance(attention_mask, torch.Tensor) else None
         if attention_mask is not None and (input_ids is None or mask_shape != input_ids.shape):
-            raise ValueError("`attention_mask` goes with `input_ids` and must be a tensor of its shape.")
+            given = list(mask_shape) if mask_shape is not None else type(attention_mask).__name__
+            raise ValueError(f"`attention_mask` goes with `input_ids` and must be a tensor of its shape, got {given}.")
         if gen_length is not None:
             check_positive_int("gen_length", gen_length)
         check_positive_int("num_texts_per_prompt", num_texts_per_prompt)
@@ -329,7 +346,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
         else:
             keep = input_ids != self.tokenizer.pad_token_id
         if not keep.any(dim=1).all():
-            raise ValueError("`input_ids` has a row of nothing but padding.")
+            row = int(keep.any(dim=1).long().argmin())
+            raise ValueError(f"`input_ids` has nothing but padding in row {row}.")
         return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
 
     def prepare_canvas(self, rows: list[list[int]], gen_length: int | None, in_blocks: bool) -> Canvas:
@@ -350,9 +368,9 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
     @torch.no_grad()
     def denoise(
-        self, canvas, num_inference_steps, block_length, constraints, guidance_scale, shaping, generator, callback
+        self, canvas, scheduler, num_inference_steps, block_length, constraints, guidance_scale, sampling, callback
     ) -> Iterator[None]:
-        """Fills `canvas` by the scheduler's reverse process, block by block; yields after each forward pass."""
+        """Fills `canvas` by the reverse process of `scheduler`, block by block; yields after each forward pass."""
         masked = canvas.masked
         if not masked.any():
             return
@@ -365,10 +383,10 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 for active in canvas.blocks(block_length):
                     if block_length is not None:
                         active = active & ~canvas.ended()[:, None]
-                    self.scheduler.set_timesteps(num_inference_steps)
+                    scheduler.set_timesteps(num_inference_steps)
                     index = canvas.window(active, limit)
                     steps = self.denoise_window(
-                        canvas, index, active, constraints, guidance_scale, shaping, generator, callback
+                        canvas, scheduler, index, active, constraints, guidance_scale, sampling, callback
                     )
                     for newly_revealed, rows in steps:
                         revealed, passes = revealed + newly_revealed, passes + rows
@@ -382,11 +400,11 @@ class TextDiffusionPipeline(DiffusionPipeline):
         if revealed > MANY_TOKENS_PER_PASS * passes:
             logger.warning(
                 f"{revealed / passes:.1f} tokens were revealed in a forward pass, independently of each other: above"
-                f" {MANY_TOKENS_PER_PASS}, texts tend to repeat themselves. More steps cost time and mend it."
+                f" {MANY_TOKENS_PER_PASS}, they go together badly. More steps take more time and improve the text."
             )
 
     def denoise_window(
-        self, canvas, index, active, constraints, guidance_scale, shaping, generator, callback
+        self, canvas, scheduler, index, active, constraints, guidance_scale, sampling, callback
     ) -> Iterator[tuple[int, int]]:
         """Fills `active` positions in the columns `index` [batch, width]; yields counts of new tokens and of rows."""
         callback, tensor_names = callback
@@ -395,21 +413,23 @@ class TextDiffusionPipeline(DiffusionPipeline):
         seq_len, device = sample.shape[1], self._execution_device
         # A rejected proposal leaves its row as it was: a time-agnostic model then needs its head only. Under
         # torch.compile that hook would mean a new graph a step.
-        keeps_states = self.scheduler.noise.token_dependent and not conditions_on_time(self.model)
-        cache = HiddenStateCache() if keeps_states and not is_compiled_module(self.model) else None
+        keeps_states = scheduler.noise.token_dependent and not conditions_on_time(self.model)
+        cache = HiddenStateCache() if keeps_states and not is_compiled(self.model) else None
+        predict = Predictor(self.model, device, attention_mask, given, canvas.mask_token_id, guidance_scale, cache)
 
-        positions, timestep = self.scheduler.next_positions(sample, generator, active)
+        positions, timestep = scheduler.next_positions(sample, sampling["generator"], active)
         while len(positions):
             rows = positions // seq_len
             on_canvas = rows * canvas.sample.shape[1] + index.flatten()[positions]
-            pieces = self.predict(sample, attention_mask, positions, timestep, guidance_scale, given, cache, device)
-            logits = (constraints.apply(piece, canvas.sample, on_canvas[part], on_canvas) for part, piece in pieces)
+            pieces = predict(sample, positions, timestep)
+            logits = (constraints.apply(piece, canvas.sample, on_canvas[part]) for part, piece in pieces)
             if "logits" in tensor_names:
                 logits = torch.cat(list(logits))
             before = sample
-            sample = self.scheduler.step(
-                logits, timestep, sample, positions=positions, generator=generator, **shaping
-            ).prev_sample
+            sample = scheduler.step(logits, timestep, sample, positions=positions, **sampling).prev_sample
+            if constraints.bad_words_ids:
+                written = canvas.sample.scatter(1, index, sample)
+                sample = constraints.apart(canvas.sample, written, canvas.mask_token_id).gather(1, index)
             if callback is not None:
                 tensors = {"sample": sample, "attention_mask": attention_mask, "positions": positions}
                 tensors["logits"] = logits
@@ -419,44 +439,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
             canvas.update(index, sample, timestep)
             newly_revealed = (before == canvas.mask_token_id) & (sample != canvas.mask_token_id)
             yield int(newly_revealed.sum()), len(rows.unique())
-            positions, timestep = self.scheduler.next_positions(sample, generator, active)
-
-    def predict(
-        self, sample, attention_mask, positions, timestep, guidance_scale, given, cache, device
-    ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """
-        Logits `[m, vocab]` at consecutive parts of the flat `positions` [n] of `sample` [batch, seq], so few rows at a
-        time that they are never held for a whole batch. Rows without positions are not run.
-        """
-        guided = guidance_scale != 1
-        if guided:  # the same canvas once more, without the prompt
-            batch = sample.numel()
-            sample = torch.cat([sample, sample.masked_fill(given, self.tokenizer.mask_token_id)])
-            attention_mask, timestep = attention_mask.repeat(2, 1), timestep.repeat(2)
-        if attention_mask.all():  # without padding the model is spared the mask
-            attention_mask = None
-        max_positions = (2**23 if device.type == "cpu" else 2**27) // self.model.config.vocab_size
-        for part in row_groups(positions, sample.shape[1], max_positions):
-            asked = torch.cat([positions[part], positions[part] + batch]) if guided else positions[part]
-            if cache is not None:
-                logits = cache.logits_at(self.model, asked, sample, attention_mask, device)
-            else:
-                logits = self._logits_at(asked, sample, attention_mask, timestep, device)
-            if guided:
-                with_prompt, without = logits.chunk(2)
-                logits = without + guidance_scale * (with_prompt - without)
-            yield part, logits
-
-    def _logits_at(self, positions, sample, attention_mask, timestep, device):
-        seq_len = sample.shape[1]
-        rows, row_of_position = torch.unique(positions // seq_len, return_inverse=True)
-        inputs = {"input_ids": sample[rows].to(device, non_blocking=True)}
-        if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask[rows].to(device, non_blocking=True)
-        if conditions_on_time(self.model):
-            inputs["timesteps"] = timestep[rows].float().to(device, non_blocking=True)
-        positions = row_of_position * seq_len + positions % seq_len
-        return logits_at(self.model, positions.to(device, non_blocking=True), **inputs)
+            positions, timestep = scheduler.next_positions(sample, sampling["generator"], active)
 
     def finish(self, canvas: Canvas, output_type: str) -> TextDiffusionPipelineOutput:
         """What is on the canvas, finished or not."""
@@ -470,7 +453,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
         """
         terminator = terminator_id(self.tokenizer)
         # A given unknown word stays, and so does a mask, of a text that is not finished.
-        left_out = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id, self.tokenizer.mask_token_id}
+        left_out = frame_ids(self.tokenizer) - {self.tokenizer.mask_token_id}
         texts = []
         for sequence, is_generated in zip(sequences, generated, strict=True):
             sequence = sequence.tolist()
@@ -510,12 +493,18 @@ class TextDiffusionPipeline(DiffusionPipeline):
             )
         save_directory = Path(save_directory)
         save_directory.mkdir(parents=True, exist_ok=True)
+        written = set()
         with tempfile.TemporaryDirectory(dir=save_directory, prefix=".saving-") as folder:
             super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
             for new in [path for path in Path(folder).rglob("*") if path.is_file()]:
                 target = save_directory / new.relative_to(folder)
-                target.parent.mkdir(exist_ok=True)
+                target.parent.mkdir(parents=True, exist_ok=True)
                 new.replace(target)
+                written.add(target)
+        # One file would be loaded in place of newer shards, and old shards by nobody.
+        for old in set(save_directory.glob("model/model*.safetensors*")) - written:
+            if weights_variant(old.name) == variant:
+                old.unlink()
         if push_to_hub:
             repo_id = push_kwargs.pop("repo_id", save_directory.resolve().name)
             self.push_to_hub(repo_id, variant=variant, max_shard_size=max_shard_size, **push_kwargs)
@@ -559,12 +548,19 @@ class TextDiffusionPipeline(DiffusionPipeline):
             )
 
 
+def weights_variant(filename: str) -> str | None:
+    """The variant that weights are of, by the name transformers gives a file, a shard or an index of shards."""
+    name = re.sub(r"-\d+-of-\d+|\.index|\.json|\.safetensors", "", filename)  # model, or model.fp16
+    return name.removeprefix("model").removeprefix(".") or None
+
+
 def _matched_scheduler(scheduler, settings: dict):
     """`scheduler`, or a copy that has what its config left open; raises when it belongs to another tokenizer."""
     config = scheduler.config
     if "mask_token_id" not in config:
         raise ValueError(
-            f"`scheduler` is a {type(scheduler).__name__}, which unmasks no text: pass AbsorbingStateScheduler."
+            f"`scheduler` is a {type(scheduler).__name__}, which unmasks no text: pass one of this library, such as"
+            " AbsorbingStateScheduler."
         )
     for name in ("mask_token_id", "vocab_size"):
         if config[name] is not None and config[name] != settings[name]:

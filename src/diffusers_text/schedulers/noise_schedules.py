@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .sampling import precise_dtype
+from .sampling import is_number, precise_dtype
 
 # At |h| = 1 / (pi lambda) the spindle's rate vanishes at an end of time; beyond it, g is no longer monotone.
 SPINDLE_SLACK = 0.95
@@ -129,7 +129,8 @@ class MaskingNoise:
         self._vocabulary_offsets = None
         if self.token_dependent:
             # The last entry is for ids beyond the tokenizer, which a padded head has: tokens that never occur.
-            self._information, mean = token_information([*config.token_counts, 0], config.spindle_information)
+            information, mean = token_information([*config.token_counts, 0], config.spindle_information)
+            self._information = {information.device: information}  # on each device that asked for it
             self._corpus_mean = mean.item()
 
     def g(self, t: torch.Tensor, offsets: torch.Tensor | float | None) -> torch.Tensor:
@@ -219,8 +220,12 @@ class MaskingNoise:
         return offsets[0, ~suppressed].min().item()
 
     def _information_of(self, token_ids):
-        self._information = self._information.to(token_ids.device, precise_dtype(token_ids.device))
-        return self._information[token_ids.clamp_max(len(self._information) - 1)]
+        device = token_ids.device
+        if device not in self._information:
+            on_cpu = self._information[torch.device("cpu")]
+            self._information[device] = on_cpu.to(device, precise_dtype(device))
+        information = self._information[device]
+        return information[token_ids.clamp_max(len(information) - 1)]
 
     def _mean_information(self, context):
         if self.config.spindle_mean == "corpus":
@@ -243,6 +248,9 @@ def check_noise(config):
     ):
         if config[name] not in allowed:
             raise ValueError(f"`{name}` must be one of {allowed}, got {config[name]!r}.")
+    for name in ("spindle_lambda", "power", "sigma_min", "sigma_max"):
+        if not is_number(config[name]):
+            raise ValueError(f"`{name}` must be a number, got {config[name]!r}.")
     if not 0 <= config.spindle_lambda <= 1:
         raise ValueError(f"`spindle_lambda` must lie in [0, 1], got {config.spindle_lambda!r}.")
     if not config.power > 0:
@@ -256,9 +264,14 @@ def check_noise(config):
                 f"`schedule={config.schedule!r}` needs `token_counts`: pass"
                 " `token_counts=count_tokens(dataset, tokenizer)`."
             )
-    elif not isinstance(counts, list) or not all(type(n) is int and n >= 0 for n in counts) or not any(counts):
-        raise ValueError("`token_counts` must be a list of integers >= 0, not all 0, as `count_tokens` returns it.")
-    elif config.vocab_size is not None and len(counts) != config.vocab_size:
+        return
+    if not isinstance(counts, list):
+        raise ValueError(f"`token_counts` must be a list, as `count_tokens` returns it, got {type(counts).__name__}.")
+    wrong = [n for n in counts if type(n) is not int or n < 0]
+    if wrong or not any(counts):
+        given = repr(wrong[0]) if wrong else "nothing but 0"
+        raise ValueError(f"`token_counts` must be integers >= 0, not all of them 0, got {given}.")
+    if config.vocab_size is not None and len(counts) != config.vocab_size:
         raise ValueError(
             f"`token_counts` has {len(counts)} entries for a vocabulary of {config.vocab_size}: call"
             " `count_tokens(dataset, tokenizer)` with this model's tokenizer."

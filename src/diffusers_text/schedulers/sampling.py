@@ -27,14 +27,16 @@ def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
         `torch.Tensor` of shape `[sum(counts)]`.
     """
     check_generator(generator, len(counts))
-    dtype = precise_dtype(device)
-    if isinstance(generator, list):
-        drawn = [
-            torch.rand(n, generator=g, device=g.device, dtype=dtype) for n, g in zip(counts, generator, strict=True)
-        ]
-        return torch.cat([numbers.to(device) for numbers in drawn])
-    source = device if generator is None else generator.device
-    return torch.rand(sum(counts), generator=generator, device=source, dtype=dtype).to(device)
+    if not isinstance(generator, list):
+        counts, generator = [sum(counts)], [generator]
+    sources = [device if g is None else g.device for g in generator]
+    drawn = [
+        torch.rand(n, generator=g, device=source, dtype=precise_dtype(source))
+        for n, g, source in zip(counts, generator, sources, strict=True)
+    ]
+    if len(set(sources)) == 1:  # one transfer, not one a row
+        drawn = [torch.cat(drawn)]
+    return torch.cat([numbers.to(device, precise_dtype(device)) for numbers in drawn])
 
 
 def is_number(value) -> bool:
@@ -42,10 +44,15 @@ def is_number(value) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def described(value) -> str:
+    """A value as an error names it: of tensors the type and shape."""
+    return f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
 def check_sample(sample):
     """Raises unless `sample` is a LongTensor of shape [batch, seq]."""
     if not isinstance(sample, torch.Tensor) or sample.ndim != 2 or sample.dtype != torch.long:
-        raise ValueError("`sample` must be a LongTensor of shape [batch, seq].")
+        raise ValueError(f"`sample` must be a LongTensor of shape [batch, seq], got {described(sample)}.")
 
 
 def check_same_shape(masked, begun):
@@ -70,10 +77,7 @@ def check_times(timesteps, batch_size: int, above_zero: bool = False):
         or not timesteps.is_floating_point()
         or timesteps.shape != (batch_size,)
     ):
-        given = (
-            f"{timesteps.dtype} of shape {list(timesteps.shape)}" if isinstance(timesteps, torch.Tensor) else timesteps
-        )
-        raise ValueError(f"`timesteps` must be a float tensor of shape [{batch_size}], got {given}.")
+        raise ValueError(f"`timesteps` must be a float tensor of shape [{batch_size}], got {described(timesteps)}.")
     # Looking at the values on an accelerator would wait for it.
     if timesteps.device.type == "cpu" and not ((timesteps >= 0) & (timesteps <= 1)).all():
         raise ValueError(f"`timesteps` must lie in [0, 1], got {timesteps.tolist()}.")
@@ -111,7 +115,7 @@ def split_logits(logits: torch.Tensor | Iterable[torch.Tensor], num_rows: int) -
         num_rows (`int`): how many rows there must be.
 
     Raises:
-        ValueError: another number of rows, or on the CPU NaN or infinity among the logits.
+        ValueError: another number of rows.
     """
     if isinstance(logits, torch.Tensor):
         if logits.ndim != 2 or len(logits) != num_rows:
@@ -119,15 +123,21 @@ def split_logits(logits: torch.Tensor | Iterable[torch.Tensor], num_rows: int) -
         logits = [logits]
     start = 0
     for piece in logits:
-        on_cpu = piece.device.type == "cpu"
-        for rows in piece.split(max(1, (2**18 if on_cpu else 2**26) // piece.shape[-1])):
-            # The largest value is NaN if one is. Looking at values on an accelerator would wait for it.
-            if on_cpu and rows.numel() and not rows.max() < torch.inf:
-                raise ValueError("`logits` hold NaN or infinity: nothing can be drawn from them.")
+        elements = 2**18 if piece.device.type == "cpu" else 2**26
+        for rows in piece.split(max(1, elements // piece.shape[-1])):
             yield slice(start, start + len(rows)), rows
             start += len(rows)
     if start != num_rows:
         raise ValueError(f"`logits` must have {num_rows} rows, one for each of `positions`, got {start}.")
+
+
+def check_finite(log_p: torch.Tensor):
+    """
+    Raises unless each row of `log_p` [n, vocab] has a largest value that is finite, which is NaN if one is. On an
+    accelerator nothing is looked at: that would wait for it.
+    """
+    if log_p.device.type == "cpu" and not log_p.amax(dim=-1).isfinite().all():
+        raise ValueError("`logits` hold NaN or infinity, or nothing but -inf for a position: nothing can be drawn.")
 
 
 def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
@@ -178,3 +188,9 @@ def draw_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.LongTenso
     # Rounding must not carry the target to the total, where tokens without probability would answer.
     target = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
+
+
+def write_tokens(sample: torch.LongTensor, positions: torch.LongTensor, ids: torch.LongTensor) -> torch.LongTensor:
+    """A copy of `sample` [batch, seq] with `ids` [n] at flat `positions` [n]."""
+    positions, ids = positions.to(sample.device), ids.to(sample.device)
+    return sample.flatten().index_copy(0, positions, ids).view_as(sample)

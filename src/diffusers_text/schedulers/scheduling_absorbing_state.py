@@ -11,6 +11,7 @@ from diffusers.utils import BaseOutput
 
 from .noise_schedules import MaskingNoise
 from .sampling import (
+    check_finite,
     check_positive_int,
     check_same_shape,
     check_sample,
@@ -18,9 +19,11 @@ from .sampling import (
     check_times,
     draw_tokens,
     draw_uniforms,
+    is_number,
     precise_dtype,
     shape_logits,
     split_logits,
+    write_tokens,
 )
 
 
@@ -149,6 +152,11 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"`mask_token_id` must be an integer >= 0, got {config.mask_token_id!r}.")
         if config.vocab_size is not None:
             check_positive_int("vocab_size", config.vocab_size)
+        suppressed = config.suppressed_token_ids
+        if suppressed is not None and not (
+            isinstance(suppressed, list) and all(type(i) is int and i >= 0 for i in suppressed)
+        ):
+            raise ValueError(f"`suppressed_token_ids` must be a list of integers >= 0, got {suppressed!r}.")
         check_positive_int("gen_length", config.gen_length)
         check_shaping(config.temperature, config.top_k, config.top_p)
 
@@ -211,7 +219,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             `torch.FloatTensor` of shape `[batch_size]`.
         """
         check_positive_int("batch_size", batch_size)
-        if not 0 <= time_epsilon < 1:
+        if not is_number(time_epsilon) or not 0 <= time_epsilon < 1:
             raise ValueError(f"`time_epsilon` must lie in [0, 1), got {time_epsilon!r}.")
         if num_steps is not None:
             check_positive_int("num_steps", num_steps)
@@ -220,7 +228,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         source = "cpu" if generator is None else generator.device
         strata = torch.randperm(batch_size, generator=generator, device=source)
         shift = torch.rand(1, generator=generator, device=source)
-        times = 1 - (strata + shift.double()) / batch_size
+        times = 1 - (strata + shift.to(precise_dtype(source))) / batch_size
         if num_steps is not None:
             times = (times * num_steps).ceil() / num_steps
         times = time_epsilon + (1 - time_epsilon) * times
@@ -281,6 +289,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         # the time t at which its step begins.
         self._events = None
         self._now = None
+        self._asked = None  # [batch, seq], what the last `next_positions` gave
 
     def next_positions(
         self,
@@ -317,8 +326,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         if unplanned.any():
             self._events[unplanned] = self._draw_events(unplanned, generator)
         row_times = self._events.amax(dim=1) if masked.numel() else self._now * 0
-        due = (self._events == row_times[:, None]) & masked
-        return due.flatten().nonzero().flatten(), row_times
+        self._asked = (self._events == row_times[:, None]) & masked
+        return self._asked.flatten().nonzero().flatten(), row_times
 
     def _masked(self, sample, active) -> torch.BoolTensor:
         """Which positions [batch, seq] the process may reveal, on the CPU."""
@@ -330,6 +339,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         """Times of the next proposals at `unplanned` positions [batch, seq], row-major, from each row's `_now`."""
         rows = unplanned.nonzero()[:, 0]
         now = self._now[rows]
+        if self.num_inference_steps is not None:  # the last step once more, for what a caller masks after it
+            now = now.clamp_min(1 / self.num_inference_steps)
         uniforms = 1 - draw_uniforms(unplanned.sum(dim=1).tolist(), generator, "cpu")  # in (0, 1]
         # No proposal in [tau, now) has probability g_min(tau) / g_min(now).
         tau = self.noise.time_of(uniforms * self.noise.g(now, self._min_offset), now, self._min_offset)
@@ -374,40 +385,51 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
 
         Raises:
             ValueError: shapes that do not fit, shaping out of range, a timestep off the grid, full logits in
-                continuous time, or logits that hold NaN or infinity.
+                continuous time, or on the CPU logits that hold NaN or infinity.
         """
-        check_sample(sample)
-        batch_size, seq_len = sample.shape
-        times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").expand(batch_size)
+        times = self._row_times(timestep, sample)
         prev_times = self._previous_times(times)  # [batch], None in continuous time
         planned = positions is not None
-        if planned:
-            positions = positions.cpu()
-            if self._events is None or (self._events.flatten()[positions] == 0).any():
-                raise ValueError("`positions` must be those of the last `next_positions`.")
-            asked_logits = logits
-        else:
-            if self.num_inference_steps is None:
-                raise ValueError("Continuous time (`set_timesteps(None)`) needs `positions`, from `next_positions`.")
-            positions, asked_logits = self._all_masked(logits, sample)
+        if not planned and self.num_inference_steps is None:
+            raise ValueError("Continuous time (`set_timesteps(None)`) needs `positions`, from `next_positions`.")
+        positions, asked_logits = self._asked_for(positions, logits, sample)
 
-        rows = positions // seq_len
+        rows = positions // sample.shape[1]
         certain = planned and not self.noise.token_dependent  # the plan already decided that these are revealed
-        uniforms = self._row_uniforms(rows, batch_size, 1 if certain else 2, generator)  # [n, 1 or 2]
-        context = sample[rows] if self.noise.needs_context else None  # [n, seq]
-        tokens = torch.empty_like(positions)
-        for part, log_p in self._predictions(asked_logits, len(rows), times[rows], context):
-            log_p = self._shaped(log_p, temperature, top_k, top_p)
-            tokens[part] = draw_tokens(log_p, uniforms[part, 0]).cpu()
+        uniforms = self._row_uniforms(rows, len(sample), 1 if certain else 2, generator)  # [n, 1 or 2]
+        context = sample.cpu()[rows] if self.noise.needs_context else None  # [n, seq]
+        shaping = self._shaping(temperature, top_k, top_p)
+        (tokens,) = self._draw(asked_logits, uniforms[:, 0], shaping, times[rows], context)
         revealed = tokens
         if not certain:
             prev = None if prev_times is None else prev_times[rows]
             chance = self._acceptance_probability(tokens, context, times[rows], prev, planned)
             revealed = tokens.where(uniforms[:, 1] < chance, self.mask_token_id)
         if planned:
-            self._events.view(-1)[positions] = 0
+            self._events[self._asked] = 0
             self._now = (times if prev_times is None else prev_times).where(times > 0, self._now)
-        return self._output(sample, positions, revealed, tokens, logits, return_dict)
+            self._asked = None
+        return self._output(write_tokens(sample, positions, revealed), sample, positions, tokens, logits, return_dict)
+
+    def _row_times(self, timestep, sample):
+        """`timestep` for each row of `sample` [batch, seq]: [batch]."""
+        check_sample(sample)
+        times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu")
+        if times.ndim > 1 or times.numel() not in (1, len(sample)):
+            raise ValueError(f"`timestep` must be a scalar or have shape [{len(sample)}], got {list(times.shape)}.")
+        return times.expand(len(sample))
+
+    def _asked_for(self, positions, logits, sample):
+        """
+        Where something is drawn and the logits there: at `positions` if they are those of the plan, or at all masked
+        positions of a loop that has logits of everything.
+        """
+        if positions is None:
+            return self._all_masked(logits, sample)
+        positions = positions.cpu()
+        if self._asked is None or not torch.equal(positions, self._asked.flatten().nonzero().flatten()):
+            raise ValueError("`positions` must be those of the last `next_positions`.")
+        return positions, logits
 
     def _all_masked(self, logits, sample):
         """The masked positions [n] and their logits [n, vocab], for a loop that has logits of everything."""
@@ -430,6 +452,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         for part, piece in split_logits(logits, num_rows):
             suppressed = self._suppressed(piece.shape[-1], piece.device)
             log_p = piece.float().masked_fill(suppressed, -torch.inf)
+            check_finite(log_p)
             if times is not None and self.noise.token_dependent and self.config.tilt:
                 part_times = times[part].float()[:, None].to(piece.device, non_blocking=True)
                 part_context = None if context is None else context[part].to(piece.device, non_blocking=True)
@@ -437,22 +460,30 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
                 log_p += self.noise.g(part_times, offsets).log()
             yield part, log_p
 
-    def _shaped(self, log_p, temperature, top_k, top_p):
-        """[`shape_logits`] with the config's values where an argument is None."""
+    def _shaping(self, temperature, top_k, top_p):
+        """What [`shape_logits`] takes: the config's values where an argument is None."""
         config = self.config
         temperature = config.temperature if temperature is None else temperature
         top_k, top_p = config.top_k if top_k is None else top_k, config.top_p if top_p is None else top_p
         check_shaping(temperature, top_k, top_p)
-        return shape_logits(log_p, temperature, top_k, top_p)
+        return temperature, top_k, top_p
 
-    def _output(self, sample, positions, revealed, tokens, logits, return_dict):
-        """The canvas with `revealed` [n] written at `positions` [n], and with all drawn `tokens` [n]."""
-        positions = positions.to(sample.device)
-        canvases = [
-            sample.flatten().index_copy(0, positions, ids.to(sample.device)).view_as(sample)
-            for ids in (revealed, tokens)
-        ]
-        output = (*canvases, logits if isinstance(logits, torch.Tensor) else None)
+    def _draw(self, logits, uniforms, shaping, times=None, context=None, scores=lambda log_p, tokens: ()):
+        """
+        A token for each of the rows of `logits`, by `uniforms` [n], and what `scores(log_p [m, vocab], tokens [m])`
+        gives for them before shaping, all `[n]` on the CPU. Waits once for the device of the logits.
+        """
+        drawn = []
+        for part, log_p in self._predictions(logits, len(uniforms), times, context):
+            tokens = draw_tokens(shape_logits(log_p, *shaping), uniforms[part])
+            drawn.append(torch.stack([tokens.to(log_p), *scores(log_p, tokens)]))  # float32 holds ids up to 2^24
+        tokens, *scores = torch.cat(drawn, dim=1).cpu().double()
+        return tokens.long(), *scores
+
+    def _output(self, canvas, sample, positions, tokens, logits, return_dict):
+        """The next `canvas`, and `sample` with all of the drawn `tokens` [n] at `positions` [n]."""
+        passed = logits if isinstance(logits, torch.Tensor) else None
+        output = (canvas, write_tokens(sample, positions, tokens), passed)
         return AbsorbingStateSchedulerOutput(*output) if return_dict else output
 
     def _acceptance_probability(self, tokens, context, times, prev_times, planned):
@@ -463,7 +494,6 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
                 return self.noise.rate(times, offsets)
             return 1 - self.noise.stay_probability(times, prev_times, offsets)
 
-        context = None if context is None else context.cpu()
         offsets = self.noise.token_offsets(tokens[:, None], context)
         drawn = intensity(None if offsets is None else offsets[:, 0])
         return drawn / intensity(self._min_offset) if planned else drawn

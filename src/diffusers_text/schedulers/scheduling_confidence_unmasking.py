@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from .sampling import check_positive_int, check_same_shape, check_sample, draw_tokens, is_number
+from .sampling import check_positive_int, check_same_shape, is_number, write_tokens
 from .scheduling_absorbing_state import AbsorbingStateScheduler, AbsorbingStateSchedulerOutput
 
 CRITERIA = ["probability", "margin", "entropy"]
@@ -36,6 +36,9 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
     of the noise, so it says nothing about the token. Confidence is that of `p` before temperature, top-k and top-p.
     The samples follow no diffusion's law, and greedy orders favour frequent tokens. Revealed tokens are never taken
     back.
+
+    Deviations: of what remains masked the floor is taken, as in MaskGIT's code, where the papers of MaskGIT and LLaDA
+    have the ceiling. MaskGIT's code anneals its noise by the time after the step, here it is the one before.
 
     Args:
         criterion (`str`, defaults to `"probability"`): `"probability"`, `"margin"` or `"entropy"`.
@@ -119,7 +122,7 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
 
     def _begin(self, num_inference_steps, device):
         super()._begin(num_inference_steps, device)
-        self._asked = None  # [batch, seq], where the process may reveal tokens
+        self._owned = None  # [batch, seq], where the process may reveal tokens
         self._begun_with = None  # [batch], masked positions of each row when the process began
         self._due = None  # [batch], how many of them the next step reveals
 
@@ -136,9 +139,9 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         """
         masked = self._masked(sample, active)
         remaining = masked.sum(dim=1)
-        if self._asked is None:
-            self._asked, self._begun_with = masked, remaining
-        check_same_shape(masked, self._asked)
+        if self._begun_with is None:
+            self._owned, self._begun_with = masked, remaining
+        check_same_shape(masked, self._owned)
         self._asked = masked
         if self.num_inference_steps is None:
             share = (remaining / self._begun_with.clamp_min(1)).double().clamp(max=1.0)
@@ -174,31 +177,20 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
         Draws a candidate at each of `positions` and reveals the most confident ones. Arguments, result and errors as
         in [`AbsorbingStateScheduler.step`], but that `positions` may be left out in continuous time, too.
         """
-        check_sample(sample)
-        batch_size, seq_len = sample.shape
-        times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").expand(batch_size)
+        times = self._row_times(timestep, sample)
         prev_times = self._previous_times(times)  # [batch], None in continuous time
-        if positions is None:
-            positions, logits_asked = self._all_masked(logits, sample)
+        planned = positions is not None
+        positions, asked_logits = self._asked_for(positions, logits, sample)
+        rows = positions // sample.shape[1]
+        if not planned:
             self.next_positions(sample)
             if prev_times is not None:
-                remaining = torch.bincount(positions // seq_len, minlength=batch_size)
+                remaining = torch.bincount(rows, minlength=len(sample))
                 self._due = (remaining - self._left_at(prev_times[:, None])[:, 0]).clamp_min(0)
-        else:
-            positions, logits_asked = positions.cpu(), logits
-            if self._asked is None or not self._asked.flatten()[positions].all():
-                raise ValueError("`positions` must be those of the last `next_positions`.")
-        rows = positions // seq_len
         with_noise = self.config.position_temperature > 0
-        uniforms = self._row_uniforms(rows, batch_size, 2 if with_noise else 1, generator)
-        tokens = torch.empty_like(positions)
-        confidence, entropy = torch.empty(2, len(positions), dtype=torch.float64)
-        for part, log_p in self._predictions(logits_asked, len(rows)):
-            shaped = self._shaped(log_p, temperature, top_k, top_p)
-            drawn = draw_tokens(shaped, uniforms[part, 0])
-            scores = self._confidence(log_p, drawn)
-            # One transfer of all three; float32 holds ids up to 2^24.
-            confidence[part], entropy[part], tokens[part] = torch.stack([*scores, drawn.to(log_p)]).cpu()
+        uniforms = self._row_uniforms(rows, len(sample), 2 if with_noise else 1, generator)
+        shaping = self._shaping(temperature, top_k, top_p)
+        tokens, confidence, entropy = self._draw(asked_logits, uniforms[:, 0], shaping, scores=self._confidence)
 
         order_by = confidence.log()
         if with_noise:
@@ -206,7 +198,8 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
             order_by = order_by + self.config.position_temperature * times[rows] * gumbel
         kept = self._kept(order_by, confidence, entropy, rows)
         revealed = tokens.where(kept, self.mask_token_id)
-        return self._output(sample, positions, revealed, tokens, logits, return_dict)
+        self._asked = None
+        return self._output(write_tokens(sample, positions, revealed), sample, positions, tokens, logits, return_dict)
 
     def _confidence(self, log_p, tokens):
         """Confidence [m] of candidates `tokens` [m] under unnormalised log p [m, vocab]; entropy [m] in nats."""

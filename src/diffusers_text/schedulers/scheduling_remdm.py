@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from diffusers.configuration_utils import register_to_config
 
-from .sampling import check_same_shape, check_sample, draw_tokens, draw_uniforms, is_number
+from .sampling import check_same_shape, draw_uniforms, is_number
 from .scheduling_absorbing_state import AbsorbingStateScheduler, AbsorbingStateSchedulerOutput
 
 STRATEGIES = ["cap", "rescale", "confidence", "loop"]
@@ -21,24 +21,30 @@ class ReMDMScheduler(AbsorbingStateScheduler):
 
         p_k (g_k(t) - g_k(s) + sigma_k (1 - g_k(t))) / g_k(t),    0 <= sigma_k <= sigma_max = g_k(s) / (1 - g_k(t)), 1
 
-    so that after the step it is masked with probability g_k(s), whatever sigma is. The strategies:
+    so that after the step it is masked with probability g_k(s), whatever sigma is, unless sigma depends on what is
+    masked and what is not, as that of `confidence` does. The strategies:
 
         cap          sigma = min(eta, sigma_max)
         rescale      sigma = eta sigma_max
-        confidence   sigma = sigma_max softmax(-psi) over the row's revealed tokens, psi the probability with which the
-                     token was drawn; 0 for masked positions (`eta` has no part in it)
+        confidence   sigma = sigma_max softmax(-psi) over the row's revealed tokens, psi the model's probability of the
+                     token when it was drawn; 0 for masked positions
         loop         no remasking until `t_on`, where alpha has reached `alpha_on`; then alpha stays there and
                      sigma = min(eta, sigma_max) until `t_off`; then the rest is revealed without remasking
 
-    Deviation from the paper: `g` and `sigma` may depend on the token (the spindle), of a revealed position on the one
+    Deviations from the paper: `g` and `sigma` may depend on the token (the spindle), of a revealed position on the one
     it holds, of a masked one on the one that is drawn; for schedules that treat all tokens alike this is the paper's.
-    With `spindle_mean="sentence"` g changes with the row, and the marginals are kept about only.
+    With `spindle_mean="sentence"` g changes with the row, and the marginals are kept only approximately. `confidence`
+    weighs sigma_max, as the released code does, where the paper allows any sigma; `eta` has no part in it, and psi is
+    taken before temperature, top-k and top-p.
 
-    Revealed tokens are taken back, prompts are not. Steps in which a row reveals nothing cost no forward pass.
+    Revealed tokens are taken back, prompts are not. Steps in which a row reveals nothing cost no forward pass. A model
+    that is told the time wants the one that `next_positions` gives: in the strategy `loop` less is masked than at the
+    `timesteps`.
 
     Args:
         strategy (`str`, defaults to `"cap"`): `"cap"`, `"rescale"`, `"confidence"` or `"loop"`.
-        eta (`float`, defaults to 0.02): strength of the remasking in [0, 1]; 0 is ancestral sampling.
+        eta (`float`, defaults to 0.02):
+            Strength of the remasking in [0, 1], of the strategies but `confidence`; 0 is ancestral sampling.
         t_on (`float`, defaults to 0.55), t_off (`float`, defaults to 0.05), alpha_on (`float`, defaults to 0.9):
             Times, 0 < t_off < t_on < 1, and share of revealed tokens of the strategy `loop`.
         mask_token_id, vocab_size, suppressed_token_ids, schedule, power, sigma_min, sigma_max, spindle_lambda,
@@ -101,14 +107,16 @@ class ReMDMScheduler(AbsorbingStateScheduler):
             device (`torch.device`, *optional*): where `timesteps` lie.
         """
         if num_inference_steps is None:
-            raise ValueError("`num_inference_steps` must be an integer >= 1: remasking needs a number of steps.")
+            raise ValueError(
+                "`num_inference_steps` must be an integer >= 1, got None: remasking needs a number of steps."
+            )
         super().set_timesteps(num_inference_steps, device)
 
     def _begin(self, num_inference_steps, device):
         super()._begin(num_inference_steps, device)
         # All of the plan lies on the CPU.
         self._owned = None  # [batch, seq], positions that this process reveals and may mask again
-        self._proposed = None  # [batch, seq], where the denoiser is needed next
+        self._proposed = None  # [batch, seq], which the next step reveals, if thinning agrees
         self._steps = None  # [batch], steps that each row has behind it
         self._psi = None  # [batch, seq], probability with which each revealed token was drawn
         if num_inference_steps is None:
@@ -118,7 +126,8 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         self._remasks = torch.ones(num_inference_steps, dtype=torch.bool)  # [T]
         if self.config.strategy == "loop":
             self._remasks = (timesteps[:-1] > self.config.t_off) & (timesteps[:-1] <= self.config.t_on)
-        self._largest_reveal = self._largest_reveal_probabilities(num_inference_steps)  # [T]
+        # No other token is revealed with a larger probability: g(s) / g(t) and g(t) rise with h.
+        self._largest_reveal = self._reveal_probability(torch.arange(num_inference_steps), self._min_offset)  # [T]
 
     def _held_back(self, timesteps):
         """The times at which g is taken: `timesteps`, but for the strategy `loop`, where g rests for a while."""
@@ -130,18 +139,6 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         before = held + (timesteps - config.t_on) / (1 - config.t_on) * (1 - held)
         after = held * timesteps / config.t_off
         return torch.where(timesteps > config.t_on, before, after.minimum(held))
-
-    def _largest_reveal_probabilities(self, num_steps):
-        """What a masked position is revealed with at most in each step, whatever its token: [T]."""
-        steps = torch.arange(num_steps)
-        if self.noise.needs_context:
-            return torch.ones(num_steps, dtype=torch.float64)
-        if not self.noise.token_dependent:
-            return self._reveal_probability(steps, None)
-        vocab_size = len(self.config.token_counts)
-        offsets = self.noise.token_offsets(torch.arange(vocab_size)[None], None)[0]
-        offsets = offsets[~self._suppressed(vocab_size, "cpu")].unique()
-        return self._reveal_probability(steps[:, None], offsets).amax(dim=1)
 
     def _remask_limit(self, steps, offsets):
         """sigma_max of tokens with `offsets` in `steps`."""
@@ -187,6 +184,7 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         due = self._proposed.any(dim=1)
         self._steps[~due] = self.num_inference_steps  # a row that the caller filled is finished
         row_times = self._noise_times[self._steps] * due
+        self._asked = self._proposed
         return self._proposed.flatten().nonzero().flatten(), row_times
 
     def _check_steps(self):
@@ -214,36 +212,28 @@ class ReMDMScheduler(AbsorbingStateScheduler):
     ) -> AbsorbingStateSchedulerOutput | tuple:
         r"""
         Reveals and remasks tokens, up to the next step that reveals something. Arguments, result and errors as in
-        [`AbsorbingStateScheduler.step`].
+        [`AbsorbingStateScheduler.step`], but that with `positions` the time is the plan's, whatever `timestep` says.
         """
-        check_sample(sample)
+        row_times = self._row_times(timestep, sample)
         self._check_steps()
         planned = positions is not None
+        positions, asked_logits = self._asked_for(positions, logits, sample)
         if planned:
-            positions, logits_asked = positions.cpu(), logits
-            if self._proposed is None or not self._proposed.flatten()[positions].all():
-                raise ValueError("`positions` must be those of the last `next_positions`.")
             playing = self._proposed.any(dim=1)
         else:
-            positions, logits_asked = self._all_masked(logits, sample)
             masked = self._masked(sample, None)
             if self._owned is None:
                 self._start(masked)
             check_same_shape(masked, self._owned)
-            self._steps[:] = self._step_of(timestep)
+            self._steps[:] = self._step_of(row_times)
             playing = torch.ones(len(sample), dtype=torch.bool)
         rows = positions // sample.shape[1]
         steps = self._steps[rows]
         uniforms = self._row_uniforms(rows, len(sample), 2, generator)
         context = sample.cpu()[rows] if self.noise.needs_context else None
-        tokens = torch.empty_like(positions)
-        psi = torch.zeros(len(positions), dtype=torch.float64)
-        for part, log_p in self._predictions(logits_asked, len(rows), self._noise_times[steps], context):
-            shaped = self._shaped(log_p, temperature, top_k, top_p)
-            drawn = draw_tokens(shaped, uniforms[part, 0])
-            tokens[part] = drawn.cpu()
-            if self.config.strategy == "confidence":
-                psi[part] = log_p.softmax(dim=-1).gather(-1, drawn[:, None])[:, 0].cpu().double()
+        shaping = self._shaping(temperature, top_k, top_p)
+        times = self._noise_times[steps]
+        tokens, psi = self._draw(asked_logits, uniforms[:, 0], shaping, times, context, _probability)
 
         offsets = self.noise.token_offsets(tokens[:, None], context)
         chance = self._reveal_probability(steps, None if offsets is None else offsets[:, 0])
@@ -251,22 +241,19 @@ class ReMDMScheduler(AbsorbingStateScheduler):
             chance = chance / self._largest_reveal[steps]
         canvas = sample.cpu().clone()
         remasked = self._draw_remasked(canvas, playing, generator)
-        revealed = tokens.where(uniforms[:, 1] < chance, self.mask_token_id)
-        canvas.view(-1)[positions] = revealed
+        canvas.view(-1)[positions] = tokens.where(uniforms[:, 1] < chance, self.mask_token_id)
         canvas[remasked] = self.mask_token_id
         self._psi.view(-1)[positions] = psi
         self._steps[playing] += 1
         self._proposed[:] = False
+        self._asked = None
         if planned:
             self._advance(canvas, generator)
-        _, original, passed = self._output(sample, positions, revealed, tokens, logits, return_dict=False)
-        output = (canvas.to(sample.device), original, passed)
-        return AbsorbingStateSchedulerOutput(*output) if return_dict else output
+        return self._output(canvas.to(sample.device), sample, positions, tokens, logits, return_dict)
 
-    def _step_of(self, timestep):
-        """Which step begins at `timestep`, an element of `timesteps`."""
-        times = torch.as_tensor(timestep, dtype=torch.float64, device="cpu")
-        s = self._previous_times(times.reshape(-1))
+    def _step_of(self, times):
+        """Which steps begin at `times` [batch], elements of `timesteps`."""
+        s = self._previous_times(times)
         return (self.num_inference_steps * (1 - s)).round().long() - 1
 
     def _advance(self, canvas, generator):
@@ -296,6 +283,11 @@ class ReMDMScheduler(AbsorbingStateScheduler):
             sigma = sigma * weights[row, column]
         remasked[row, column] = uniforms < sigma
         return remasked
+
+
+def _probability(log_p, tokens):
+    """The probability [m] of `tokens` [m] under unnormalised log p [m, vocab], as the only entry of a tuple."""
+    return (log_p.softmax(dim=-1).gather(-1, tokens[:, None])[:, 0],)
 
 
 __all__ = ["ReMDMScheduler"]
