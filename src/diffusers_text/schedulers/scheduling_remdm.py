@@ -143,7 +143,7 @@ class ReMDMScheduler(AbsorbingStateScheduler):
     def _remask_limit(self, steps, offsets):
         """sigma_max of tokens with `offsets` in `steps`."""
         g_t, g_s = (self.noise.g(self._noise_times[i], offsets) for i in (steps, steps + 1))
-        return torch.where(g_t < 1, g_s / (1 - g_t).clamp_min(1e-300), 1.0).clamp(max=1.0)
+        return (g_s / (1 - g_t).clamp_min(1e-300)).clamp(max=1.0)  # 0 in the last step, whatever g_t is
 
     def _sigma(self, steps, offsets):
         """sigma of tokens with `offsets` in `steps`, but for the weights of the strategy `confidence`."""
