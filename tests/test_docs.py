@@ -2,6 +2,9 @@
 
 import doctest
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,23 @@ def test_docstring_examples_run(name, real_tokenizer):
 def test_the_api_page_has_every_public_name_and_no_other():
     listed = re.findall(r"\[\[autodoc\]\] (\w+)", (ROOT / "docs" / "source" / "en" / "api.md").read_text())
     assert sorted(listed) == sorted(name for name in diffusers_text.__all__ if name != "__version__")
+
+
+SCRIPTS = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "utils").glob("*_s*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_commands_on_pages_have_options_that_exist(script):
+    shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
+    known = set(re.findall(r"--\w+", shown))
+    commands = [
+        line
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md", script]
+        for line in re.findall(rf"^ +python \w+/{script.name}.*$", page.read_text(), flags=re.MULTILINE)
+    ]
+    assert commands
+    for command in commands:
+        assert {word for word in shlex.split(command) if word.startswith("--")} <= known, command
 
 
 def test_pages_hold_no_placeholder():

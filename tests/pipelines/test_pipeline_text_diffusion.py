@@ -544,14 +544,23 @@ def test_gpu_with_a_cpu_generator_and_offload(pipe):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("kind", ["linear", "spindle", "confidence", "remdm"])
-def test_an_event_waits_for_the_gpu_once(kind, recwarn):
+@pytest.mark.parametrize(
+    ("scheduler_class", "settings"),
+    [
+        (AbsorbingStateScheduler, {}),
+        (AbsorbingStateScheduler, {"schedule": "linear"}),
+        (ConfidenceUnmaskingScheduler, {}),
+        (ConfidenceUnmaskingScheduler, {"rule": "entropy_bound"}),
+        *((ReMDMScheduler, {"strategy": strategy}) for strategy in ("cap", "rescale", "confidence", "loop")),
+    ],
+    ids=str,
+)
+def test_an_event_waits_for_the_gpu_once(scheduler_class, settings, recwarn):
     pipe = build(**SPINDLE)
-    other = {"linear": AbsorbingStateScheduler, "confidence": ConfidenceUnmaskingScheduler, "remdm": ReMDMScheduler}
-    if kind in other:
-        pipe.scheduler = other[kind].from_config(pipe.scheduler.config, schedule="linear")
+    pipe.scheduler = scheduler_class.from_config(pipe.scheduler.config, **settings)
     pipe.to("cuda")
-    arguments = {"gen_length": 8, "num_inference_steps": 20, "output_type": "seq"}
+    steps = None if "rule" in settings else 20
+    arguments = {"gen_length": 8, "num_inference_steps": steps, "output_type": "seq"}
     pipe(**arguments, generator=seeded())  # moves what stays there
     events = []
     torch.cuda.set_sync_debug_mode("warn")
