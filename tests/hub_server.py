@@ -126,6 +126,8 @@ class Handler(BaseHTTPRequestHandler):
                 entry = json.loads(line)
                 if entry["key"] == "file":
                     files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                if entry["key"] == "deletedFile":
+                    del files[entry["value"]["path"]]
             self.server.repos[repo_id][revision] = files
             oid = commit_hash(files)
             url = f"{self.server.url}/{repo_id}/commit/{oid}"

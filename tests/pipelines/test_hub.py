@@ -186,3 +186,27 @@ def test_a_card_that_is_there_is_kept(hub, python, tmp_path):
     )
     assert hub.files("user/toy")["README.md"] == b"# written by hand"
     assert "model/model.safetensors" in hub.files("user/toy")
+
+
+def test_weights_of_an_earlier_push_go_and_other_files_stay(hub, python, tmp_path):
+    build().save_pretrained(tmp_path / "local")
+    others = {"model/model.fp16.safetensors": b"another variant's", "model/notes.txt": b"mine"}
+    hub.repos["user/toy"] = {"main": dict(others)}
+    pushes = f"""
+    from diffusers_text import TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained({str(tmp_path / "local")!r})
+    pipe.push_to_hub("user/toy")
+    pipe.push_to_hub("user/toy", max_shard_size="4KB")
+    """
+    python(pushes)
+    files = hub.files("user/toy")
+    assert {name: files[name] for name in others} == others
+    assert "model/model.safetensors" not in files
+    shards = [name for name in files if "-of-" in name]
+    assert len(shards) > 1
+    python(f"{pushes}pipe.push_to_hub('user/toy')")
+    files = hub.files("user/toy")
+    assert {name: files[name] for name in others} == others
+    assert [name for name in files if name.startswith("model/model") and "fp16" not in name] == [
+        "model/model.safetensors"
+    ]

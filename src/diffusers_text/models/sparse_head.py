@@ -26,6 +26,11 @@ def is_compiled(model: nn.Module) -> bool:
     return is_compiled_module(model) or model._compiled_call_impl is not None
 
 
+def computes_all_logits(model: nn.Module) -> bool:
+    """Whether the head of `model` cannot be kept from other positions: compiled code sees no hook."""
+    return is_compiled(model) and not isinstance(unwrap_model(model), DiffusionBertForMaskedDiffusion)
+
+
 def has_adapter(model: nn.Module) -> bool:
     """Whether `model` holds a PEFT adapter that is not merged."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
@@ -60,7 +65,7 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
 
     [`DiffusionBertForMaskedDiffusion`] takes positions itself. Other encoder-only `AutoModelForMaskedLM` models
     swallow arguments they do not know, so a forward hook on their `base_model`, in place during the call, hands the
-    head those rows. Compiled code does not see a hook: compiled ones compute the logits of all positions.
+    head those rows. Compiled code sees no hook: there the logits of all positions are computed.
 
     Args:
         model: the model, possibly compiled or wrapped for several devices.
@@ -92,7 +97,7 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
         raise ValueError(
             f"`timesteps` were passed, but {type(unwrap_model(model)).__name__} does not condition on time."
         )
-    if is_compiled(model):
+    if computes_all_logits(model):
         return model(**inputs, return_dict=True).logits.flatten(0, 1)[positions]
     with _hidden_states_replaced(model, lambda states: states.flatten(0, 1)[positions][None]):  # [1, n, hidden]
         return model(**inputs, return_dict=True).logits[0]
@@ -209,6 +214,7 @@ def _head_for_few_rows(model):
 
 __all__ = [
     "HiddenStateCache",
+    "computes_all_logits",
     "conditions_on_time",
     "has_adapter",
     "is_compiled",

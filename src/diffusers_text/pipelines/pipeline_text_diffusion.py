@@ -3,7 +3,6 @@
 import copy
 import inspect
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from math import inf
@@ -159,7 +158,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             return_trajectory (`bool`, defaults to `False`): record what was written where and when.
             callback_on_step_end (`Callable`, *optional*):
                 Called as `callback(pipe, step, timestep, callback_kwargs)` after each forward pass, `timestep` being
-                the time of each row, `[batch]`; may return a dictionary with a new `sample`.
+                the time of each row, `[batch]`; may return a dictionary with a new `sample`. The plan is the call's
+                own: `pipe.scheduler` knows nothing of it.
             callback_on_step_end_tensor_inputs (`list[str]`, *optional*):
                 What `callback_kwargs` hold, of `"sample"` (default), `"attention_mask"`, `"positions"` and `"logits"`.
                 They are of the window that the model sees; all but the logits lie on the CPU.
@@ -502,8 +502,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 new.replace(target)
                 written.add(target)
         # One file would be loaded in place of newer shards, and old shards by nobody.
-        for old in set(save_directory.glob("model/model*.safetensors*")) - written:
-            if weights_variant(old.name) == variant:
+        for pattern in _weight_patterns(variant):
+            for old in set(save_directory.glob(pattern)) - written:
                 old.unlink()
         if push_to_hub:
             repo_id = push_kwargs.pop("repo_id", save_directory.resolve().name)
@@ -545,13 +545,18 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 token=token,
                 commit_message=commit_message or f"Upload {type(self).__name__}",
                 create_pr=create_pr,
+                delete_patterns=_weight_patterns(variant),  # but for what is uploaded
             )
 
 
-def weights_variant(filename: str) -> str | None:
-    """The variant that weights are of, by the name transformers gives a file, a shard or an index of shards."""
-    name = re.sub(r"-\d+-of-\d+|\.index|\.json|\.safetensors", "", filename)  # model, or model.fp16
-    return name.removeprefix("model").removeprefix(".") or None
+def _weight_patterns(variant: str | None) -> list[str]:
+    """Where a save of `variant` may have left weights: in one file, or in shards with their index."""
+    name, index = (f"model.{variant}", f"index.{variant}") if variant else ("model", "index")
+    return [
+        f"model/{name}.safetensors",
+        f"model/{name}-*-of-*.safetensors",
+        f"model/model.safetensors.{index}.json",
+    ]
 
 
 def _matched_scheduler(scheduler, settings: dict):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from ..models.sparse_head import HiddenStateCache, conditions_on_time, logits_at
+from ..models.sparse_head import HiddenStateCache, computes_all_logits, conditions_on_time, logits_at
 
 # Elements of the logits that are held at once; the rows of one text stay together whatever they take.
 MAX_ELEMENTS = {"cpu": 2**23, "other": 2**27}
@@ -49,8 +49,10 @@ class Predictor:
             attention_mask, times = attention_mask.repeat(2, 1), times.repeat(2)
         if attention_mask.all():  # without padding the model is spared the mask
             attention_mask = None
-        max_elements = MAX_ELEMENTS["cpu" if self.device.type == "cpu" else "other"]
-        for part in row_groups(positions, sample.shape[1], max_elements // self.model.config.vocab_size):
+        max_positions = MAX_ELEMENTS["cpu" if self.device.type == "cpu" else "other"] // self.model.config.vocab_size
+        if computes_all_logits(self.model):  # of whole rows, of which each is asked about at one position or more
+            max_positions //= sample.shape[1]
+        for part in row_groups(positions, sample.shape[1], max_positions):
             asked = torch.cat([positions[part], positions[part] + size]) if guided else positions[part]
             if self.cache is not None:
                 logits = self.cache.logits_at(self.model, asked, sample, attention_mask, self.device)

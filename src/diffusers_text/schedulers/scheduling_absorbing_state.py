@@ -477,6 +477,8 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         for part, log_p in self._predictions(logits, len(uniforms), times, context):
             tokens = draw_tokens(shape_logits(log_p, *shaping), uniforms[part])
             drawn.append(torch.stack([tokens.to(log_p), *scores(log_p, tokens)]))  # float32 holds ids up to 2^24
+        if not drawn:
+            raise ValueError("`logits` is empty: nothing is left to draw on a finished canvas.")
         tokens, *scores = torch.cat(drawn, dim=1).cpu().double()
         return tokens.long(), *scores
 

@@ -122,7 +122,7 @@ class ConfidenceUnmaskingScheduler(AbsorbingStateScheduler):
 
     def _begin(self, num_inference_steps, device):
         super()._begin(num_inference_steps, device)
-        self._owned = None  # [batch, seq], where the process may reveal tokens
+        self._owned = None  # [batch, seq], where the process could reveal tokens when it began
         self._begun_with = None  # [batch], masked positions of each row when the process began
         self._due = None  # [batch], how many of them the next step reveals
 

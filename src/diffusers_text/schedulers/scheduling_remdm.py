@@ -233,7 +233,9 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         context = sample.cpu()[rows] if self.noise.needs_context else None
         shaping = self._shaping(temperature, top_k, top_p)
         times = self._noise_times[steps]
-        tokens, psi = self._draw(asked_logits, uniforms[:, 0], shaping, times, context, _probability)
+        by_psi = self.config.strategy == "confidence"
+        scores = [_probability] if by_psi else []
+        tokens, *psi = self._draw(asked_logits, uniforms[:, 0], shaping, times, context, *scores)
 
         offsets = self.noise.token_offsets(tokens[:, None], context)
         chance = self._reveal_probability(steps, None if offsets is None else offsets[:, 0])
@@ -243,7 +245,8 @@ class ReMDMScheduler(AbsorbingStateScheduler):
         remasked = self._draw_remasked(canvas, playing, generator)
         canvas.view(-1)[positions] = tokens.where(uniforms[:, 1] < chance, self.mask_token_id)
         canvas[remasked] = self.mask_token_id
-        self._psi.view(-1)[positions] = psi
+        if by_psi:
+            self._psi.view(-1)[positions] = psi[0]
         self._steps[playing] += 1
         self._proposed[:] = False
         self._asked = None
