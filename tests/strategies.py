@@ -6,8 +6,20 @@ import math
 
 import numpy as np
 import torch
-from scipy.stats import chisquare
-from toys import CLS, COUNTS, EMITTED, MASK, SEP, canvases, g_of, model_probabilities, seeded, toy_model, toy_tokenizer
+from toys import (
+    CLS,
+    COUNTS,
+    EMITTED,
+    MASK,
+    SEP,
+    assert_follows,
+    canvases,
+    g_of,
+    model_probabilities,
+    seeded,
+    toy_model,
+    toy_tokenizer,
+)
 
 from diffusers_text import AbsorbingStateScheduler, ConfidenceUnmaskingScheduler, ReMDMScheduler, TextDiffusionPipeline
 
@@ -310,20 +322,6 @@ def remdm_law(
     for held, probability in law.items():
         found[index[tuple(token for token, _ in held)]] += probability
     return found
-
-
-def assert_follows(found, law, states):
-    counts = np.array([(found == state).all(1).sum() for state in states])
-    assert counts.sum() == len(found)
-    possible = law > 1e-12
-    assert counts[~possible].sum() == 0
-    merged = law * len(found) >= 5  # chi-square needs a handful in every class
-    observed, expected = counts[possible & merged], law[possible & merged] * len(found)
-    observed = np.append(observed, counts[possible & ~merged].sum())
-    expected = np.append(expected, law[possible & ~merged].sum() * len(found))
-    keep = expected > 0
-    p_value = chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue
-    assert p_value > 1e-4, f"p = {p_value:.2g}"
 
 
 def sampled(scheduler, model, length, steps, start=None, samples=SAMPLES, seed=0, **call):

@@ -2,9 +2,11 @@
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import torch
+from scipy.stats import chisquare
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -165,3 +167,24 @@ def exact_law(
             p = p if shape is None else shape(p)
         law = law @ transition(states, p, 1 - g_of(schedule, s, **kwargs) / g)
     return law
+
+
+def assert_follows(found, law, states=None):
+    """
+    A chi-square test. `found` are rows of ids; `law` maps tuples of ids to probabilities, or is an array [n] over
+    `states` [n, length].
+    """
+    if states is not None:
+        law = dict(zip(map(tuple, states.tolist()), law.tolist(), strict=True))
+    counts = Counter(tuple(map(int, row)) for row in found)
+    possible = {text: mass for text, mass in law.items() if mass > 1e-12}
+    assert abs(sum(possible.values()) - 1) < 1e-6
+    assert set(counts) <= set(possible)
+    common = [text for text, mass in possible.items() if mass * len(found) >= 5]
+    observed = [counts[text] for text in common]
+    expected = [possible[text] * len(found) for text in common]
+    if len(found) - sum(expected) > 1e-6:  # chi-square needs a handful in every class
+        observed, expected = [*observed, len(found) - sum(observed)], [*expected, len(found) - sum(expected)]
+    expected = np.array(expected) * sum(observed) / sum(expected)
+    p_value = chisquare(observed, expected).pvalue
+    assert p_value > 1e-4, f"p = {p_value:.2g}"

@@ -5,7 +5,6 @@ from collections import Counter
 
 import numpy as np
 import torch
-from scipy.stats import chisquare
 from toys import (
     CLS,
     COUNTS,
@@ -197,19 +196,3 @@ def block_law(model, steps, schedule, block_length, length, midpoint=False):
         if mass > 0:
             texts[tuple(cut([*state, SEP], range(length)))] += mass
     return texts
-
-
-def assert_follows(found, law):
-    """`found` are lists or tuples of ids, `law` maps tuples to probabilities."""
-    counts = Counter(map(tuple, found))
-    possible = {text: mass for text, mass in law.items() if mass > 1e-12}
-    assert abs(sum(possible.values()) - 1) < 1e-6
-    assert set(counts) <= set(possible)
-    common = [text for text, mass in possible.items() if mass * len(found) >= 5]
-    observed = [counts[text] for text in common]
-    expected = [possible[text] * len(found) for text in common]
-    if len(found) - sum(expected) > 1e-6:  # chi-square needs a handful in every class
-        observed, expected = [*observed, len(found) - sum(observed)], [*expected, len(found) - sum(expected)]
-    expected = np.array(expected) * sum(observed) / sum(expected)
-    p_value = chisquare(observed, expected).pvalue
-    assert p_value > 1e-4, f"p = {p_value:.2g}"

@@ -6,7 +6,7 @@ from diffusers.callbacks import PipelineCallback
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from toys import CLS, MASK, SEP, seeded, toy_config, toy_model, toy_tokenizer
+from toys import CLS, MASK, SEP, assert_follows, seeded, toy_config, toy_model, toy_tokenizer
 from transformers import PreTrainedTokenizerFast
 from writing import (
     FAMILIES,
@@ -16,7 +16,6 @@ from writing import (
     SPINDLE,
     STEPS,
     WORDS,
-    assert_follows,
     block_law,
     build,
     cut,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from toys import CLS, EMITTED, MASK, PAD, SEP, UNK, seeded, toy_model
+from toys import CLS, EMITTED, MASK, PAD, SEP, UNK, assert_follows, seeded, toy_model
 from transformers import LogitsProcessor, LogitsProcessorList
 from writing import (
     INF,
@@ -14,7 +14,6 @@ from writing import (
     STEPS,
     WORDS,
     any_order_law,
-    assert_follows,
     build,
     family_model,
     favouring,

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from toys import CLS, EMITTED, MASK, SEP, UNK, seeded, toy_model
+from toys import CLS, EMITTED, MASK, SEP, UNK, assert_follows, seeded, toy_model
 from writing import (
     INF,
     PAIRS,
     SAMPLES,
     WORDS,
     any_order_law,
-    assert_follows,
     build,
     family_model,
     lists,

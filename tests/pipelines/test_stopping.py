@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from toys import CLS, EMITTED, MASK, SEP, seeded, toy_model, toy_tokenizer
-from writing import INF, SAMPLES, STEPS, WORDS, assert_follows, build, lists, passes_of, prediction
+from toys import CLS, EMITTED, MASK, SEP, assert_follows, seeded, toy_model, toy_tokenizer
+from writing import INF, SAMPLES, STEPS, WORDS, build, lists, passes_of, prediction
 
 
 def stopping_at(stops):

@@ -12,7 +12,6 @@ from strategies import (
     IDS,
     SAMPLES,
     SCHEDULES,
-    assert_follows,
     check_confidence_law,
     committed,
     confidence_law,
@@ -24,7 +23,7 @@ from strategies import (
     random_logits,
     run,
 )
-from toys import EMITTED, MASK, canvases, seeded
+from toys import EMITTED, MASK, assert_follows, canvases, seeded
 
 from diffusers_text import ConfidenceUnmaskingScheduler
 

@@ -11,7 +11,6 @@ from strategies import (
     REMDM,
     SCHEDULES,
     SPINDLE,
-    assert_follows,
     check_remdm_law,
     far_apart,
     model_of,
@@ -21,7 +20,7 @@ from strategies import (
     sampled,
     time_of,
 )
-from toys import EMITTED, MASK, canvases, exact_law, g_of, seeded
+from toys import EMITTED, MASK, assert_follows, canvases, exact_law, g_of, seeded
 
 from diffusers_text import ReMDMScheduler
 
