@@ -3,9 +3,13 @@
 import pytest
 import torch
 from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from toys import CLS, MASK, PAD, SEP, UNK, toy_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from diffusers_text import AbsorbingStateScheduler, count_tokens, maskable_tokens, pack_texts, token_settings
+from diffusers_text.data.special_tokens import frame_ids
 
 TEXTS = ["a b a", "c", "a zebra"]  # the zebra is unknown
 COUNTS = [0, 1, 0, 3, 0, 3, 1, 1]
@@ -97,3 +101,11 @@ def test_settings_follow_the_tokenizer(tokenizer):
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="no mask token"):
         token_settings(tokenizer)
+
+
+def test_a_token_that_ends_texts_is_no_word_even_where_it_is_the_unknown_token_as_well():
+    ids = {"<|end|>": 0, "<mask>": 1, "a": 2, "?": 3}
+    backend = Tokenizer(WordLevel(ids, unk_token="<|end|>"))
+    tokens = {"eos_token": "<|end|>", "unk_token": "<|end|>", "mask_token": "<mask>"}
+    assert frame_ids(PreTrainedTokenizerFast(tokenizer_object=backend, **tokens)) == {0, 1}
+    assert frame_ids(PreTrainedTokenizerFast(tokenizer_object=backend, **{**tokens, "unk_token": "?"})) == {0, 1}

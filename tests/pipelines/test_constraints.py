@@ -370,6 +370,19 @@ def test_processors_bring_nothing_back(pipe, prompt, arguments, token):
         pipe(prompt, logits_processor=processors, **arguments)
 
 
+def test_a_mask_that_leaves_nothing_is_named_before_any_work(pipe):
+    allowed = torch.ones(8, 8, dtype=torch.bool)
+    allowed[6, [3, 5, 6]] = False
+    passes = passes_of(pipe.model)
+    arguments = {"gen_length": 6, "block_length": 1, "allowed_token_ids": allowed, "generator": seeded()}
+    pipe(**arguments)
+    assert passes
+    passes.clear()
+    with pytest.raises(ValueError, match="allow no token at position 6"):
+        pipe(**arguments, suppress_tokens=[7])
+    assert not passes
+
+
 def test_processors_choose_among_what_is_allowed(pipe):
     allowed = torch.zeros(4, 8, dtype=torch.bool)
     allowed[:, 6] = True

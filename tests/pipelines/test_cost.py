@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import CLS, MASK, SEP, seeded, toy_model
-from writing import build, one_each
+from writing import build, family_model, one_each
+
+from diffusers_text.models import sparse_head as models
+from diffusers_text.pipelines import prediction
 
 # --- The warning of many tokens a forward pass ---
 
@@ -173,3 +176,22 @@ def test_guided_and_constrained_heads_run_in_chunks_too(kind):
     for i in range(3):
         alone = pipe(prompts[i], generator=[seeded(i)], **arguments)
         assert torch.equal(alone.sequences[0], out.sequences[i])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_compiled_stock_models_get_few_rows_at_a_time(compiled, monkeypatch):
+    """They compute the logits of whole rows, of which fewer fit."""
+    torch.compiler.reset()
+    calls = []
+
+    def logits_at(model, positions, **inputs):
+        calls.append(len(inputs["input_ids"]))
+        return models.logits_at(model, positions, **inputs)
+
+    monkeypatch.setattr(prediction, "logits_at", logits_at)
+    monkeypatch.setattr(prediction, "MAX_ELEMENTS", {"cpu": 8 * 5 * 2, "other": 0})  # two rows of [CLS] 3 tokens [SEP]
+    pipe = build("linear", family_model("bert"))
+    if compiled:
+        pipe.model.compile(backend="eager")
+    pipe(num_texts_per_prompt=8, gen_length=3, num_inference_steps=1, generator=seeded())
+    assert calls == ([2] * 4 if compiled else [3, 3, 2])

@@ -50,9 +50,7 @@ class Predictor:
         if attention_mask.all():  # without padding the model is spared the mask
             attention_mask = None
         max_positions = MAX_ELEMENTS["cpu" if self.device.type == "cpu" else "other"] // self.model.config.vocab_size
-        if computes_all_logits(self.model):  # of whole rows, of which each is asked about at one position or more
-            max_positions //= sample.shape[1]
-        for part in row_groups(positions, sample.shape[1], max_positions):
+        for part in row_groups(positions, sample.shape[1], max_positions, computes_all_logits(self.model)):
             asked = torch.cat([positions[part], positions[part] + size]) if guided else positions[part]
             if self.cache is not None:
                 logits = self.cache.logits_at(self.model, asked, sample, attention_mask, self.device)
@@ -76,13 +74,19 @@ class Predictor:
         return logits_at(self.model, positions.to(self.device, non_blocking=True), **inputs)
 
 
-def row_groups(positions: torch.LongTensor, seq_len: int, max_positions: int) -> Iterator[slice]:
-    """Slices of sorted flat `positions` [n] that hold whole rows, and several only up to `max_positions`."""
-    start = end = 0
+def row_groups(
+    positions: torch.LongTensor, seq_len: int, max_positions: int, whole_rows: bool = False
+) -> Iterator[slice]:
+    """
+    Slices of sorted flat `positions` [n] that hold whole rows, and several only up to `max_positions`; with
+    `whole_rows` a row counts with all of its positions, asked or not.
+    """
+    start = end = size = 0
     _, counts = torch.unique_consecutive(positions // seq_len, return_counts=True)
     for count in counts.tolist():
-        if end > start and end + count - start > max_positions:
+        cost = seq_len if whole_rows else count
+        if end > start and size + cost > max_positions:
             yield slice(start, end)
-            start = end
-        end += count
+            start, size = end, 0
+        end, size = end + count, size + cost
     yield slice(start, end)
