@@ -131,6 +131,9 @@ def test_presets_are_what_the_guide_says():
     assert targets[0] == Setting("minilm", 1, 64, 1000)
     assert quick == [targets[0], targets[2]]
     assert len(set(benchmark.PRESETS["full"])) == 2 * 2 * 2 * 3
+    assert {(setting.length, setting.steps) for setting in benchmark.PRESETS["steps"]} == {
+        (length, steps) for length in (64, 128) for steps in (64, 256, 1000)
+    }
     growth = benchmark.PRESETS["growth"]
     assert {32, 512} <= {setting.length for setting in growth}
     assert {1, 64} <= {setting.batch for setting in growth}

@@ -8,7 +8,7 @@ How fast texts are sampled. The samplers share a model with random weights and t
 - `llada2`: `diffusers.LLaDA2Pipeline` with `BlockRefinementScheduler`, the text in one block.
 - `floor`: only what an exact sampler cannot avoid: the encoder at each row's events, the head at what they reveal.
 
-The preset `growth` varies length, batch and steps one at a time; `precision` compares number formats and compilation.
+The preset `steps` varies their number for all samplers, `growth` varies length, batch and steps one at a time; `precision` compares number formats and compilation.
 """
 
 import argparse
@@ -63,6 +63,7 @@ GROWTH = {
 PRESETS = {
     "quick": list(TARGETS)[::2],
     "targets": list(TARGETS),
+    "steps": [Setting("minilm", 1, length, steps) for length in (64, 128) for steps in (64, 256, 1000)],
     "full": [Setting(*values) for values in itertools.product(SIZES, (1, 8), (64, 128), (64, 256, 1000))],
     "growth": list(dict.fromkeys(itertools.chain(*GROWTH.values()))),
     "precision": [Setting("minilm", 8, 64, 64)],
