@@ -6,9 +6,10 @@ How fast texts are sampled. The samplers share a model with random weights and t
 - `ours`: `TextDiffusionPipeline` with `AbsorbingStateScheduler`, linear schedule; `spindle`: with that schedule.
 - `textbook`: MDLM's ancestral sampling with its cache (arXiv 2406.07524), over the logits of the whole canvas.
 - `llada2`: `diffusers.LLaDA2Pipeline` with `BlockRefinementScheduler`, the text in one block.
-- `floor`: only what an exact sampler cannot avoid: the encoder at each row's events, the head at what they reveal.
+- `floor`: the bare model as an exact sampler needs it: its encoder at each row's events, the head at what they reveal.
 
-The preset `steps` varies their number for all samplers, `growth` varies length, batch and steps one at a time; `precision` compares number formats and compilation.
+The preset `steps` varies their number for all samplers, `growth` length, batch and steps one at a time for ours;
+`precision` compares number formats and compilation.
 """
 
 import argparse
