@@ -123,15 +123,13 @@ class Canvas:
 
     def ends(self) -> list[int]:
         """Where each row ends: in blocks behind its first new terminator, as soon as all before it is written."""
-        if not self.in_blocks:
+        if not self.in_blocks or self.terminator is None:
             return self.lengths
-        ends = list(self.lengths)
-        for i in self.ended().nonzero().flatten().tolist():
-            terminators = (self.sample[i] == self.terminator) & self.generated[i]
-            end = int(terminators.nonzero()[0]) + 1
-            if not self.masked[i, :end].any():
-                ends[i] = end
-        return ends
+        terminators = (self.sample == self.terminator) & self.generated
+        first = terminators.long().argmax(dim=1)  # 0 in rows without one
+        written = self.masked.cumsum(dim=1).gather(1, first[:, None])[:, 0] == 0
+        ends = (first + 1).where(terminators.any(dim=1) & written, torch.tensor(self.lengths))
+        return ends.tolist()
 
     def sequences(self, device) -> list[torch.LongTensor]:
         """The ids of each row without padding, `[seq]` each."""

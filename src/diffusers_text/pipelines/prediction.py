@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ..models.sparse_head import HiddenStateCache, computes_all_logits, conditions_on_time, logits_at
 
-# Elements of the logits that are held at once; the rows of one text stay together whatever they take.
+# Elements of the logits that are held at once; the positions of one text stay together whatever they take.
 MAX_ELEMENTS = {"cpu": 2**23, "other": 2**27}
 
 
