@@ -11,8 +11,8 @@ import pytest
 import torch
 from toys import CLS, COUNTS, EMITTED, LENGTH, MASK, SEP, canvases, exact_law, g_of, spindle_h, toy_model
 
-from diffusers_text import AbsorbingStateScheduler, continuous_time_bound, discrete_time_bound
-from diffusers_text.losses import SubsPrediction
+from diffusers_text import AbsorbingStateScheduler, continuous_time_bound, discrete_time_bound, masked_count_bound
+from diffusers_text.losses import SubsPrediction, continuous_time_terms
 
 VOCAB = len(COUNTS)
 SPINDLE = {"schedule": "spindle", "token_counts": COUNTS}
@@ -395,7 +395,71 @@ def test_prediction_and_its_gradient_equal_autograd_s(weights, chunk, monkeypatc
         return log_pi.gather(-1, targets[:, None]).squeeze(-1), expected
 
     gradients = []
-    for outputs in (SubsPrediction.apply(logits, targets, MASK, weights), by_autograd(logits)):
+    for outputs in (SubsPrediction.apply(logits, targets, MASK, weights)[:2], by_autograd(logits)):
         loss = (outputs[0] ** 2).sum() + (0 if outputs[1] is None else (outputs[1] ** 3).sum())
         gradients.append((loss, *torch.autograd.grad(loss, logits)))
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+# --- The estimator by the number of masked tokens ---
+
+
+@pytest.mark.parametrize("maskable_tokens", [1, 2, 3])
+def test_the_count_estimator_has_the_expectation_and_gradient_of_the_bound_in_time(maskable_tokens):
+    """E over k uniform and all choices of k positions, against the integral over t of 1/t and binomial masks."""
+    generator = torch.Generator().manual_seed(4)
+    clean = torch.randint(5, VOCAB, (1, 4), generator=generator)
+    table = torch.randn(2**4, 4, VOCAB, generator=generator, dtype=torch.float64, requires_grad=True)
+    maskable = torch.arange(4)[None] < maskable_tokens
+    times, weights = np.polynomial.legendre.leggauss(12)  # exact: the integrand is a polynomial
+    times, weights = (times + 1) / 2, weights / 2
+
+    by_count, by_time = 0.0, 0.0
+    for pattern in itertools.product([False, True], repeat=maskable_tokens):
+        count = sum(pattern)
+        if count == 0:
+            continue
+        masked = torch.tensor([[*pattern, *[False] * (4 - maskable_tokens)]])
+        noisy = clean.masked_fill(masked, MASK)
+        logits = table[sum(2**i for i, hit in enumerate(pattern) if hit)][None]
+        nats = masked_count_bound(scheduler_of(), logits, clean, noisy, maskable=maskable, reduction="sum")
+        by_count = by_count + nats / maskable_tokens / math.comb(maskable_tokens, count)
+        for t, weight in zip(times, weights):
+            timesteps = torch.tensor([t])
+            nats = continuous_time_bound(scheduler_of(), logits, clean, noisy, timesteps, reduction="sum")
+            by_time = by_time + weight * t**count * (1 - t) ** (maskable_tokens - count) * nats
+    assert by_count.item() == pytest.approx(by_time.item(), abs=1e-12)
+    (count_gradient,) = torch.autograd.grad(by_count, table)
+    (time_gradient,) = torch.autograd.grad(by_time, table)
+    torch.testing.assert_close(count_gradient, time_gradient, rtol=0, atol=1e-12)
+
+
+def test_the_count_estimator_reduces_and_refuses_as_the_others_do():
+    clean, logits = torch.tensor([[5, 6, 7, 5], [6, 6, 5, 7]]), torch.zeros(2, 4, VOCAB)
+    noisy, maskable = clean.clone(), torch.ones(2, 4, dtype=torch.bool)
+    noisy[0, 1] = noisy[1, 2] = noisy[1, 3] = MASK
+    maskable[1, 0] = False
+    rows = masked_count_bound(scheduler_of(), logits, clean, noisy, maskable=maskable, reduction="none")
+    torch.testing.assert_close(rows, math.log(VOCAB - 1) * torch.tensor([4.0, 3.0]))
+    mean = masked_count_bound(scheduler_of(), logits, clean, noisy, maskable=maskable)
+    assert mean.item() == pytest.approx(math.log(VOCAB - 1))
+    assert masked_count_bound(scheduler_of(), logits, clean, clean).item() == 0
+    with pytest.raises(ValueError, match="'spindle' depends on the token"):
+        masked_count_bound(scheduler_of(**SPINDLE), logits, clean, noisy)
+    with pytest.raises(ValueError, match="`reduction` must be one of"):
+        masked_count_bound(scheduler_of(), logits, clean, noisy, reduction="average")
+
+
+def test_terms_tell_what_the_network_predicts():
+    generator = torch.Generator().manual_seed(5)
+    logits, clean = torch.randn(3, 4, VOCAB, generator=generator), torch.randint(5, VOCAB, (3, 4), generator=generator)
+    noisy = torch.full_like(clean, MASK)
+    logits[0, 0, MASK] = 100  # ruled out
+    allowed = logits.clone()
+    allowed[..., MASK] = -torch.inf
+    for scheduler in (scheduler_of(), scheduler_of(**SPINDLE)):
+        terms = continuous_time_terms(scheduler, logits, clean, noisy, torch.full((3,), 0.5))
+        expected = allowed.log_softmax(-1).gather(-1, clean[..., None]).flatten()
+        torch.testing.assert_close(terms.log_pi, expected)
+        assert terms.correct.tolist() == (allowed.argmax(-1) == clean).flatten().tolist()
+        assert terms.rows.tolist() == [0] * 4 + [1] * 4 + [2] * 4

@@ -16,7 +16,7 @@ _SUBMODULES = {
     "data.packing": ["pack_texts"],
     "data.special_tokens": ["maskable_tokens", "token_settings"],
     "data.token_counts": ["count_tokens"],
-    "losses": ["continuous_time_bound", "discrete_time_bound"],
+    "losses": ["continuous_time_bound", "discrete_time_bound", "masked_count_bound"],
     "models.sparse_head": ["logits_at"],
     "pipelines.pipeline_output": ["TextDiffusionPipelineOutput", "TextDiffusionTrajectory"],
     "pipelines.pipeline_text_diffusion": ["TextDiffusionPipeline"],

@@ -14,6 +14,12 @@ the sentence mean: rr, uu, vv in place of r, u, v), they become
 
     -r_x log p_x + r_x log(r_x / rr_x) - r_x + sum_k rr_k p_k
     T [-u_x log p_x + u_x log(u_x / uu_x) + v_x (log v_x - log sum_k p_k vv_k)]
+
+For a schedule that treats all tokens alike, the number k of masked tokens of the row's L carries the weight as well:
+
+    -(L / k) log p_x                                           k uniform on 1 .. L
+
+has the expectation of the first form, with less variance.
 """
 
 from typing import NamedTuple
@@ -68,14 +74,9 @@ def continuous_time_bound(
     tensor(1.8484)
     ```
     """
-    masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
-    rate = scheduler.noise.rate(masked.times, masked.true_offsets)
-    log_p, expected_rate = _predict(scheduler, masked, scheduler.noise.rate)
-    nats = -rate * log_p
-    if scheduler.noise.token_dependent:
-        model_rate = scheduler.noise.rate(masked.times, masked.offsets)
-        nats = nats + rate * (rate / model_rate).log() - rate + expected_rate
-    return _reduce(nats, masked, scheduler.mask_token_id, sample.shape, maskable, reduction)
+    _check_reduction(reduction)
+    terms = continuous_time_terms(scheduler, logits, sample, noisy_sample, timesteps, positions)
+    return _reduce(terms, sample.shape, maskable, reduction)
 
 
 def discrete_time_bound(
@@ -104,14 +105,71 @@ def discrete_time_bound(
             KL divergence of *one* step. The bound is T of those, so `cross_entropy_weight * T` times the cross-entropy
             is added here. The result is no bound.
     """
+    _check_reduction(reduction)
+    terms = discrete_time_terms(
+        scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions, cross_entropy_weight
+    )
+    return _reduce(terms, sample.shape, maskable, reduction)
+
+
+def masked_count_bound(
+    scheduler,
+    logits: torch.Tensor,
+    sample: torch.LongTensor,
+    noisy_sample: torch.LongTensor,
+    *,
+    positions: torch.LongTensor | None = None,
+    maskable: torch.BoolTensor | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    r"""
+    Estimate of the continuous-time bound from one noisy version of each row, unbiased where the number of masked
+    tokens is uniform on 1 to the row's number of maskable ones, as [`~AbsorbingStateScheduler.add_noise_by_count`]
+    draws it: the cross-entropy, times that number, over the number of masked tokens.
+
+    The expectation is that of [`continuous_time_bound`], for a schedule that treats all tokens alike; the variance is
+    smaller. Arguments and result as there.
+    """
+    _check_reduction(reduction)
+    terms = masked_count_terms(scheduler, logits, sample, noisy_sample, positions, maskable)
+    return _reduce(terms, sample.shape, maskable, reduction)
+
+
+class BoundTerms(NamedTuple):
+    """What each masked position, [n], has to do with a bound."""
+
+    nats: torch.Tensor  # its part of the estimate
+    log_pi: torch.Tensor  # log-probability of the clean token by the network, without weight and tilt, in nats
+    correct: torch.BoolTensor  # whether no token has a higher one
+    rows: torch.LongTensor
+
+
+def continuous_time_terms(scheduler, logits, sample, noisy_sample, timesteps, positions=None) -> BoundTerms:
+    """[`continuous_time_bound`] before it is summed."""
+    check_times(timesteps, len(sample), above_zero=True)
+    masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions)
+    rate = scheduler.noise.rate(masked.times, masked.true_offsets)
+    log_p, expected_rate, log_pi, correct = _predict(scheduler, masked, scheduler.noise.rate)
+    nats = -rate * log_p
+    if scheduler.noise.token_dependent:
+        model_rate = scheduler.noise.rate(masked.times, masked.offsets)
+        nats = nats + rate * (rate / model_rate).log() - rate + expected_rate
+    return _bound_terms(nats, log_pi, correct, masked, scheduler.mask_token_id)
+
+
+def discrete_time_terms(
+    scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions=None, cross_entropy_weight=0.0
+) -> BoundTerms:
+    """[`discrete_time_bound`] before it is summed."""
     check_positive_int("num_steps", num_steps)
-    masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction)
+    check_times(timesteps, len(sample), above_zero=True)
+    masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions)
     index = (masked.times * num_steps).round()
     if index.device.type == "cpu" and not torch.allclose(index, masked.times * num_steps, atol=1e-3):
         raise ValueError(f"`timesteps` must lie on the grid i / {num_steps}: draw them with `num_steps={num_steps}`.")
     prev_times = (index - 1) / num_steps
     stay = scheduler.noise.stay_probability(masked.times, prev_times, masked.true_offsets)
-    log_p, expected_stay = _predict(
+    log_p, expected_stay, log_pi, correct = _predict(
         scheduler, masked, lambda t, h: scheduler.noise.stay_probability(t, prev_times.view_as(t), h)
     )
     reveal = 1 - stay
@@ -123,7 +181,20 @@ def discrete_time_bound(
         last = stay == 0
         nats = nats + stay * (stay.masked_fill(last, 1).log() - expected_stay.masked_fill(last, 1).log())
     nats = num_steps * (nats - cross_entropy_weight * log_p)
-    return _reduce(nats, masked, scheduler.mask_token_id, sample.shape, maskable, reduction)
+    return _bound_terms(nats, log_pi, correct, masked, scheduler.mask_token_id)
+
+
+def masked_count_terms(scheduler, logits, sample, noisy_sample, positions=None, maskable=None) -> BoundTerms:
+    """[`masked_count_bound`] before it is summed."""
+    if scheduler.noise.token_dependent:
+        raise ValueError(f"The schedule {scheduler.config.schedule!r} depends on the token: its bound needs times.")
+    masked = _masked_positions(scheduler, logits, sample, noisy_sample, None, positions)
+    log_pi, _, correct = SubsPrediction.apply(masked.logits, masked.targets, scheduler.mask_token_id, None)
+    was_masked = (noisy_sample == scheduler.mask_token_id) & (sample != scheduler.mask_token_id)
+    lengths = torch.full_like(was_masked[:, 0], sample.shape[1], dtype=torch.long)
+    lengths = lengths if maskable is None else maskable.sum(dim=1)
+    weights = lengths / was_masked.sum(dim=1).clamp_min(1)  # [batch]
+    return _bound_terms(-weights[masked.rows] * log_pi, log_pi, correct, masked, scheduler.mask_token_id)
 
 
 class _Masked(NamedTuple):
@@ -131,19 +202,21 @@ class _Masked(NamedTuple):
 
     logits: torch.Tensor  # [n, vocab]
     rows: torch.LongTensor  # [n]
-    times: torch.Tensor  # [n]
+    times: torch.Tensor | None  # [n]
     targets: torch.LongTensor  # [n]
     true_offsets: torch.Tensor | None  # [n], h of the clean token as the noise saw it
     offsets: torch.Tensor | None  # [n], h of the clean token as the reverse process estimates it
     vocabulary_offsets: torch.Tensor | None  # [1 or n, vocab]
 
 
-def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions, reduction) -> _Masked:
+def _check_reduction(reduction):
     if reduction not in REDUCTIONS:
         raise ValueError(f"`reduction` must be one of {REDUCTIONS}, got {reduction!r}.")
+
+
+def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions) -> _Masked:
     if noisy_sample.shape != sample.shape:
         raise ValueError(f"`noisy_sample` must have shape {list(sample.shape)}, got {list(noisy_sample.shape)}.")
-    check_times(timesteps, len(sample), above_zero=True)
     if logits.shape[:-1] != (sample.shape if positions is None else positions.shape):
         expected = "[batch, seq, vocab]" if positions is None else "[n, vocab] for n `positions`"
         raise ValueError(f"`logits` must have shape {expected}, got {list(logits.shape)}.")
@@ -161,14 +234,16 @@ def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positi
             scheduler.noise.token_offsets(targets[:, None], context).squeeze(-1),
             scheduler.noise.vocabulary_offsets(logits.shape[-1], context, logits.device),
         )
-    times = timesteps.to(precise_dtype(logits.device))[rows]
+    times = None if timesteps is None else timesteps.to(precise_dtype(logits.device))[rows]
     return _Masked(logits, rows, times, targets, *offsets)
 
 
-def _predict(scheduler, masked: _Masked, ratio) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _predict(
+    scheduler, masked: _Masked, ratio
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """
-    log p_x and sum_k p_k ratio_k, both [n], where `ratio(times, h)` divides something by g(times). The second is None
-    for a token-independent schedule.
+    log p_x and sum_k p_k ratio_k, where `ratio(times, h)` divides something by g(times), then log pi_x and whether x
+    is the most probable token, all [n]. The second is None for a token-independent schedule.
 
     With the tilt `p_k = pi_k g_k / sum_j pi_j g_j`, pi the softmax. Since g and its numerators are affine in h, the
     sum over the vocabulary is the ratio at the mean offset `sum_k pi_k h_k`: no [n, vocab] of rates is formed.
@@ -176,20 +251,23 @@ def _predict(scheduler, masked: _Masked, ratio) -> tuple[torch.Tensor, torch.Ten
     logits, mask_token_id, h = masked.logits, scheduler.mask_token_id, masked.vocabulary_offsets
     dtype = _loss_dtype(logits)
     if not scheduler.noise.token_dependent:
-        return SubsPrediction.apply(logits, masked.targets, mask_token_id, None)
+        log_pi, _, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, None)
+        return log_pi, None, log_pi, correct
     if not scheduler.config.tilt:
         ratios = ratio(masked.times[:, None].to(dtype), h.to(dtype))
-        log_p, expected = SubsPrediction.apply(logits, masked.targets, mask_token_id, ratios)
-        return log_p.to(masked.times), expected.to(masked.times)
-    log_pi, mean_offset = SubsPrediction.apply(logits, masked.targets, mask_token_id, h.to(dtype))
+        log_pi, expected, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, ratios)
+        return log_pi.to(masked.times), expected.to(masked.times), log_pi, correct
+    log_pi, mean_offset, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, h.to(dtype))
     mean_offset = mean_offset.to(masked.times)
     g, mean_g = scheduler.noise.g(masked.times, masked.offsets), scheduler.noise.g(masked.times, mean_offset)
-    return log_pi.to(masked.times) + g.log() - mean_g.log(), ratio(masked.times, mean_offset)
+    log_p = log_pi.to(masked.times) + g.log() - mean_g.log()
+    return log_p, ratio(masked.times, mean_offset), log_pi, correct
 
 
 class SubsPrediction(torch.autograd.Function):
     """
-    log pi_x [n] and sum_k pi_k w_k [n] of pi = softmax(logits) with [MASK] ruled out (SUBS, MDLM).
+    log pi_x [n] and sum_k pi_k w_k [n] of pi = softmax(logits) with [MASK] ruled out (SUBS, MDLM), and whether x is
+    the most probable token, bool [n].
 
     Forward and backward each pass over the logits [n, vocab] once, a chunk of rows at a time that stays in cache, and
     keep nothing of that size beside them. Half precision ends here: weights of 1 / t are out of its range. `weights`
@@ -203,20 +281,24 @@ class SubsPrediction(torch.autograd.Function):
         n, vocab_size = logits.shape
         log_target = logits.new_empty(n, dtype=_loss_dtype(logits))
         log_normalizer, expected = torch.empty_like(log_target), torch.zeros_like(log_target)
+        correct = torch.empty_like(targets, dtype=torch.bool)
         for rows in SubsPrediction.chunks(n, vocab_size):
             scores = SubsPrediction.scores(logits[rows], mask_token_id)
             log_normalizer[rows] = scores.logsumexp(dim=-1)
-            log_target[rows] = scores.gather(-1, targets[rows, None]).squeeze(-1) - log_normalizer[rows]
+            target_scores = scores.gather(-1, targets[rows, None]).squeeze(-1)
+            log_target[rows] = target_scores - log_normalizer[rows]
+            correct[rows] = target_scores == scores.amax(dim=-1)
             if weights is not None:
                 pi = scores.sub_(log_normalizer[rows, None]).exp_()
                 expected[rows] = pi @ weights[0] if len(weights) == 1 else (pi * weights[rows]).sum(dim=-1)
         ctx.save_for_backward(logits, targets, weights, log_normalizer, expected)
         ctx.mask_token_id = mask_token_id
-        return log_target, None if weights is None else expected
+        ctx.mark_non_differentiable(correct)
+        return log_target, None if weights is None else expected, correct
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_log_target, grad_expected):
+    def backward(ctx, grad_log_target, grad_expected, _):
         logits, targets, weights, log_normalizer, expected = ctx.saved_tensors
         grad_logits = torch.empty_like(logits)
         for rows in SubsPrediction.chunks(*logits.shape):
@@ -250,15 +332,20 @@ def _loss_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _reduce(nats, masked: _Masked, mask_token_id, shape, maskable, reduction):
+def _bound_terms(nats, log_pi, correct, masked: _Masked, mask_token_id) -> BoundTerms:
     # A clean token that is [MASK] itself was not masked by noise: there is nothing to predict.
-    nats = nats.to(_loss_dtype(masked.logits)).masked_fill(masked.targets == mask_token_id, 0)
+    nothing = masked.targets == mask_token_id
+    nats = nats.to(_loss_dtype(masked.logits)).masked_fill(nothing, 0)
+    return BoundTerms(nats, log_pi.masked_fill(nothing, 0), correct, masked.rows)
+
+
+def _reduce(terms: BoundTerms, shape, maskable, reduction):
     if reduction == "none":
-        return nats.new_zeros(shape[0]).index_add(0, masked.rows, nats)
+        return terms.nats.new_zeros(shape[0]).index_add(0, terms.rows, terms.nats)
     if reduction == "sum":
-        return nats.sum()
+        return terms.nats.sum()
     count = shape.numel() if maskable is None else maskable.sum().clamp_min(1)
-    return nats.sum() / count
+    return terms.nats.sum() / count
 
 
-__all__ = ["continuous_time_bound", "discrete_time_bound"]
+__all__ = ["continuous_time_bound", "discrete_time_bound", "masked_count_bound"]

@@ -1,10 +1,12 @@
 """The scheduler as a component: times, noise, plans, configs, errors."""
 
+import itertools
 import json
 
 import pytest
 import torch
-from toys import COUNTS, MASK
+from scipy.stats import beta, kstest
+from toys import COUNTS, MASK, assert_follows, seeded
 
 from diffusers_text import AbsorbingStateScheduler
 
@@ -328,3 +330,55 @@ def test_wrong_calls_are_named():
     for batch_size in (0, 2.0):
         with pytest.raises(ValueError, match="`batch_size`"):
             scheduler.sample_timesteps(batch_size)
+
+
+# --- Noise by count ---
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "geometric"])
+def test_noise_by_count_is_noise_in_time_seen_from_its_counts(schedule):
+    """Counts uniform: each set of its size alike, and g(t) uniform, with the law of times given the count."""
+    scheduler = AbsorbingStateScheduler(mask_token_id=MASK, schedule=schedule)
+    n, maskable = 60_000, torch.tensor([[False, True, True, True]])
+    counts = torch.randint(1, 4, (n,), generator=seeded(1))
+    noisy, times = scheduler.add_noise_by_count(
+        torch.full((n, 4), 5), counts, maskable=maskable.expand(n, 4), generator=seeded(2)
+    )
+    masked = noisy == MASK
+    assert not masked[:, 0].any()
+    assert masked.sum(dim=1).tolist() == counts.tolist()
+    for count in (1, 2):
+        chosen = masked[counts == count][:, 1:].long()
+        law = {pattern: 1 / 3 for pattern in itertools.product([0, 1], repeat=3) if sum(pattern) == count}
+        assert_follows(chosen.tolist(), law)
+    level = scheduler.mask_probability(times).squeeze(1)
+    assert kstest(level.numpy(), "uniform").pvalue > 1e-4
+    for count in (1, 2, 3):
+        assert kstest(level[counts == count].numpy(), beta(count, 4 - count).cdf).pvalue > 1e-4
+
+
+def test_noise_by_count_of_a_row_depends_on_its_generator_alone():
+    scheduler = AbsorbingStateScheduler(mask_token_id=MASK)
+    sample, counts = torch.full((2, 6), 5), torch.tensor([2, 3])
+    noisy, times = scheduler.add_noise_by_count(sample, counts, generator=[seeded(1), seeded(2)])
+    alone, time = scheduler.add_noise_by_count(sample[1:], counts[1:], generator=[seeded(2)])
+    assert torch.equal(noisy[1:], alone)
+    assert torch.equal(times[1:], time)
+    assert (times > 0).all()
+
+
+def test_noise_by_count_names_what_is_wrong():
+    scheduler, sample = AbsorbingStateScheduler(mask_token_id=MASK), torch.full((2, 3), 5)
+    for counts in ([0, 1], [1, 4]):
+        with pytest.raises(ValueError, match=r"`counts` must lie between 1 and \[3, 3\]"):
+            scheduler.add_noise_by_count(sample, torch.tensor(counts))
+    with pytest.raises(ValueError, match=r"`counts` must be a LongTensor of shape \[2\]"):
+        scheduler.add_noise_by_count(sample, torch.tensor([1.0, 2.0]))
+    nothing, times = scheduler.add_noise_by_count(
+        sample, torch.tensor([0, 3]), maskable=torch.tensor([[False] * 3, [True] * 3])
+    )
+    assert (nothing == MASK).sum(dim=1).tolist() == [0, 3]
+    assert times.isfinite().all()
+    spindle = AbsorbingStateScheduler(mask_token_id=MASK, schedule="spindle", token_counts=COUNTS)
+    with pytest.raises(ValueError, match="'spindle' depends on the token"):
+        spindle.add_noise_by_count(sample, torch.tensor([1, 1]))

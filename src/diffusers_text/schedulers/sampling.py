@@ -85,6 +85,14 @@ def check_times(timesteps, batch_size: int, above_zero: bool = False):
         raise ValueError(f"`timesteps` must lie in (0, 1], got {timesteps.tolist()}.")
 
 
+def check_counts(counts, lengths):
+    """Raises unless `counts` are integers [batch] from 1 to `lengths` [batch], 0 where that is 0."""
+    if not isinstance(counts, torch.Tensor) or counts.dtype != torch.long or counts.shape != lengths.shape:
+        raise ValueError(f"`counts` must be a LongTensor of shape {list(lengths.shape)}, got {described(counts)}.")
+    if counts.device.type == "cpu" and not ((counts >= lengths.clamp_max(1)) & (counts <= lengths)).all():
+        raise ValueError(f"`counts` must lie between 1 and {lengths.tolist()}, got {counts.tolist()}.")
+
+
 def check_generator(generator, batch_size: int):
     """Raises unless `generator` is None, a `torch.Generator`, or a list of `batch_size` of them."""
     generators = generator if isinstance(generator, list) else [] if generator is None else [generator]

@@ -11,6 +11,7 @@ from diffusers.utils import BaseOutput
 
 from .noise_schedules import MaskingNoise
 from .sampling import (
+    check_counts,
     check_finite,
     check_positive_int,
     check_same_shape,
@@ -262,6 +263,49 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         if maskable is not None:
             masked = masked & maskable
         return sample.masked_fill(masked, self.mask_token_id)
+
+    def add_noise_by_count(
+        self,
+        sample: torch.LongTensor,
+        counts: torch.LongTensor,
+        *,
+        maskable: torch.BoolTensor | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+    ) -> tuple[torch.LongTensor, torch.Tensor]:
+        r"""
+        Draws from the forward process given how many tokens it has masked: `counts[i]` of row `i`'s maskable ones, all
+        choices alike, and a time `t` with `g(t) ~ Beta(count, maskable - count + 1)`. With counts uniform on 1 to the
+        number of maskable tokens, `g(t)` is uniform; see [`masked_count_bound`].
+
+        Arguments as in [`add_noise`], and:
+
+        Args:
+            counts (`torch.LongTensor` of shape `[batch]`):
+                Tokens to mask, from 1 to the row's maskable ones; 0 in a row without any.
+
+        Returns:
+            `torch.LongTensor` of shape `[batch, seq]` and times, `torch.FloatTensor` of shape `[batch]`.
+
+        Raises:
+            ValueError: a count out of range, or a schedule that depends on the token.
+        """
+        check_sample(sample)
+        if self.noise.token_dependent:
+            raise ValueError(
+                f"The schedule {self.config.schedule!r} depends on the token: which tokens are masked does not follow"
+                " from how many are. Use `add_noise`."
+            )
+        uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device).view(sample.shape)
+        if maskable is None:
+            maskable = torch.ones_like(sample, dtype=torch.bool)
+        check_counts(counts, maskable.sum(dim=1))
+        # The count-th smallest of the uniforms is the level g(t) at which that many have just been masked.
+        levels = uniforms.masked_fill(~maskable, torch.inf)
+        level = levels.sort(dim=1).values.gather(1, (counts[:, None] - 1).clamp_min(0))  # [batch, 1]
+        masked = (levels <= level) & maskable & (counts[:, None] > 0)
+        level = level.squeeze(1).clamp(torch.finfo(torch.float32).tiny, 1)  # rows without maskable tokens have inf
+        times = self.noise.time_of(level, torch.ones_like(level), None)
+        return sample.masked_fill(masked, self.mask_token_id), times.float()
 
     # --- Reverse process ---
 
