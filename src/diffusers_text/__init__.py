@@ -13,16 +13,21 @@ __version__ = "0.1.0"
 
 # Public names by submodule, imported when first asked for.
 _SUBMODULES = {
+    "data.collators": ["DataCollatorForTextDiffusion"],
     "data.packing": ["pack_texts"],
+    "data.preparation": ["prepare_completions", "prepare_pairs", "prepare_texts"],
     "data.special_tokens": ["maskable_tokens", "token_settings"],
     "data.token_counts": ["count_tokens"],
     "losses": ["continuous_time_bound", "discrete_time_bound", "masked_count_bound"],
+    "models.loading": ["load_denoiser"],
     "models.sparse_head": ["logits_at"],
     "pipelines.pipeline_output": ["TextDiffusionPipelineOutput", "TextDiffusionTrajectory"],
     "pipelines.pipeline_text_diffusion": ["TextDiffusionPipeline"],
     "schedulers.scheduling_absorbing_state": ["AbsorbingStateScheduler", "AbsorbingStateSchedulerOutput"],
     "schedulers.scheduling_confidence_unmasking": ["ConfidenceUnmaskingScheduler"],
     "schedulers.scheduling_remdm": ["ReMDMScheduler"],
+    "training.arguments": ["TextDiffusionTrainingArguments"],
+    "training.trainer": ["TextDiffusionTrainer"],
 }
 _SUBMODULE_OF = {name: module for module, names in _SUBMODULES.items() for name in names}
 

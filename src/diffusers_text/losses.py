@@ -106,9 +106,8 @@ def discrete_time_bound(
             is added here. The result is no bound.
     """
     _check_reduction(reduction)
-    terms = discrete_time_terms(
-        scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions, cross_entropy_weight
-    )
+    terms = discrete_time_terms(scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions)
+    terms = terms._replace(nats=terms.nats - num_steps * cross_entropy_weight * terms.log_p)
     return _reduce(terms, sample.shape, maskable, reduction)
 
 
@@ -139,7 +138,8 @@ class BoundTerms(NamedTuple):
     """What each masked position, [n], has to do with a bound."""
 
     nats: torch.Tensor  # its part of the estimate
-    log_pi: torch.Tensor  # log-probability of the clean token by the network, without weight and tilt, in nats
+    log_p: torch.Tensor  # log-probability of the clean token
+    log_pi: torch.Tensor  # the same without the tilt, as the network predicts it
     correct: torch.BoolTensor  # whether no token has a higher one
     rows: torch.LongTensor
 
@@ -154,12 +154,10 @@ def continuous_time_terms(scheduler, logits, sample, noisy_sample, timesteps, po
     if scheduler.noise.token_dependent:
         model_rate = scheduler.noise.rate(masked.times, masked.offsets)
         nats = nats + rate * (rate / model_rate).log() - rate + expected_rate
-    return _bound_terms(nats, log_pi, correct, masked, scheduler.mask_token_id)
+    return _bound_terms(nats, log_p, log_pi, correct, masked, scheduler.mask_token_id)
 
 
-def discrete_time_terms(
-    scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions=None, cross_entropy_weight=0.0
-) -> BoundTerms:
+def discrete_time_terms(scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions=None) -> BoundTerms:
     """[`discrete_time_bound`] before it is summed."""
     check_positive_int("num_steps", num_steps)
     check_times(timesteps, len(sample), above_zero=True)
@@ -180,8 +178,7 @@ def discrete_time_terms(
         # Both probabilities of staying are 0 in the last step, where the logarithms must leave no NaN in the gradient.
         last = stay == 0
         nats = nats + stay * (stay.masked_fill(last, 1).log() - expected_stay.masked_fill(last, 1).log())
-    nats = num_steps * (nats - cross_entropy_weight * log_p)
-    return _bound_terms(nats, log_pi, correct, masked, scheduler.mask_token_id)
+    return _bound_terms(num_steps * nats, log_p, log_pi, correct, masked, scheduler.mask_token_id)
 
 
 def masked_count_terms(scheduler, logits, sample, noisy_sample, positions=None, maskable=None) -> BoundTerms:
@@ -194,7 +191,7 @@ def masked_count_terms(scheduler, logits, sample, noisy_sample, positions=None, 
     lengths = torch.full_like(was_masked[:, 0], sample.shape[1], dtype=torch.long)
     lengths = lengths if maskable is None else maskable.sum(dim=1)
     weights = lengths / was_masked.sum(dim=1).clamp_min(1)  # [batch]
-    return _bound_terms(-weights[masked.rows] * log_pi, log_pi, correct, masked, scheduler.mask_token_id)
+    return _bound_terms(-weights[masked.rows] * log_pi, log_pi, log_pi, correct, masked, scheduler.mask_token_id)
 
 
 class _Masked(NamedTuple):
@@ -332,11 +329,13 @@ def _loss_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _bound_terms(nats, log_pi, correct, masked: _Masked, mask_token_id) -> BoundTerms:
+def _bound_terms(nats, log_p, log_pi, correct, masked: _Masked, mask_token_id) -> BoundTerms:
     # A clean token that is [MASK] itself was not masked by noise: there is nothing to predict.
     nothing = masked.targets == mask_token_id
-    nats = nats.to(_loss_dtype(masked.logits)).masked_fill(nothing, 0)
-    return BoundTerms(nats, log_pi.masked_fill(nothing, 0), correct, masked.rows)
+    nats, log_p, log_pi = (
+        values.to(_loss_dtype(masked.logits)).masked_fill(nothing, 0) for values in (nats, log_p, log_pi)
+    )
+    return BoundTerms(nats, log_p, log_pi, correct, masked.rows)
 
 
 def _reduce(terms: BoundTerms, shape, maskable, reduction):

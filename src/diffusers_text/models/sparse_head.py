@@ -1,5 +1,6 @@
 """The vocabulary head at chosen positions only, for any masked language model of transformers."""
 
+import copy
 import sys
 from contextlib import contextmanager
 
@@ -7,6 +8,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from diffusers.utils.torch_utils import is_compiled_module
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
@@ -101,6 +103,42 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
         return model(**inputs, return_dict=True).logits.flatten(0, 1)[positions]
     with _hidden_states_replaced(model, lambda states: states.flatten(0, 1)[positions][None]):  # [1, n, hidden]
         return model(**inputs, return_dict=True).logits[0]
+
+
+def map_logits(model: nn.Module, positions: torch.LongTensor, chunk_size: int, function, **inputs) -> list:
+    r"""
+    `function(logits [m, vocab], positions [m])` of consecutive chunks of the positions. The encoder runs once; the
+    logits of a chunk live while `function` works on them, and again in the backward pass.
+
+    Args:
+        model: the model, possibly wrapped for several devices, but not compiled and with whole parameters.
+        positions (`torch.LongTensor` of shape `[n]`): flat indices over `batch * seq`.
+        chunk_size (`int`): positions in a chunk.
+        function: what is to be done with logits.
+        inputs: keyword arguments of the model's forward, as for [`logits_at`].
+    """
+    inner = unwrap_model(model)
+    chosen = {"positions_to_predict": positions} if isinstance(inner, DiffusionBertForMaskedDiffusion) else {}
+    kept = []
+
+    def keep(states):
+        kept.append(states[0] if chosen else states.flatten(0, 1)[positions])  # [n, hidden]
+        return states[:1, :0]  # nothing is left for the head
+
+    with _hidden_states_replaced(model, keep) as outputs:
+        model(**inputs, **chosen, return_dict=True)
+    first_row = {name: value[:1] for name, value in inputs.items()}
+
+    def run(states, chunk):
+        encoder_output = copy.copy(outputs[0])
+        encoder_output.last_hidden_state = states[None]  # [1, m, hidden]
+        own = {"positions_to_predict": chunk} if chosen else {}
+        with _encoder_skipped(model, encoder_output):
+            logits = inner(**first_row, **own, return_dict=True).logits
+        return function(logits.flatten(0, -2), chunk)
+
+    chunks = zip(kept[0].split(chunk_size), positions.split(chunk_size))
+    return [checkpoint(run, states, chunk, use_reentrant=False) for states, chunk in chunks]
 
 
 class HiddenStateCache:
@@ -219,6 +257,7 @@ __all__ = [
     "has_adapter",
     "is_compiled",
     "logits_at",
+    "map_logits",
     "max_sequence_length",
     "unwrap_model",
 ]

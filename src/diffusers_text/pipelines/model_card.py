@@ -35,14 +35,16 @@ print(pipe("The {mask} of this text was {mask}."{steps}).texts)
 ## Training data
 
 {data}
-
+{training}
 ## License
 
 {license}
 """
 
 
-def create_model_card(pipe, repo_id: str, license: str | None, datasets: str | list[str] | None) -> ModelCard:
+def create_model_card(
+    pipe, repo_id: str, license: str | None, datasets: str | list[str] | None, training: str = ""
+) -> ModelCard:
     """
     The card of a [`TextDiffusionPipeline`].
 
@@ -51,6 +53,7 @@ def create_model_card(pipe, repo_id: str, license: str | None, datasets: str | l
         repo_id (`str`): where it is loaded from.
         license (`str`, *optional*): identifier of the licence on the Hub.
         datasets (`str` or `list[str]`, *optional*): ids of the training data on the Hub.
+        training (`str`, defaults to `""`): sections about the training, in Markdown.
     """
     config = pipe.scheduler.config
     card_data = ModelCardData(
@@ -80,6 +83,7 @@ def create_model_card(pipe, repo_id: str, license: str | None, datasets: str | l
             parameters=f"{pipe.model.num_parameters() / 1e6:.1f} M",
             schedule=schedule,
             data=data,
+            training=training,
             license=license or "Not stated.",
         ).lstrip()
     )

@@ -1,0 +1,172 @@
+"""Arguments of [`TextDiffusionTrainer`]."""
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from ..schedulers.noise_schedules import NOISE_SCHEDULES
+from ..schedulers.sampling import check_positive_int, is_number
+
+OBJECTIVES = ["continuous", "discrete", "mlm"]
+MASK_SAMPLINGS = ["count", "independent"]
+
+
+@dataclass
+class TextDiffusionTrainingArguments(TrainingArguments):
+    r"""
+    Everything of [`~transformers.TrainingArguments`], and what masked diffusion needs beside it.
+
+    `remove_unused_columns` and `logging_nan_inf_filter` are off: the collator picks its columns, and a loss that is
+    not finite stops the training.
+
+    Args:
+        time_conditioning (`str`, defaults to `"none"`):
+            How the denoiser is told the time: `"none"`, `"layerwise"` or `"prefix"`, see [`DiffusionBertConfig`].
+        schedule (`str`, defaults to `"linear"`): noise schedule, see [`AbsorbingStateScheduler`].
+        spindle_lambda (`float`, defaults to 0.3), spindle_information (`str`, defaults to `"surprisal"`), spindle_mean
+            (`str`, defaults to `"corpus"`): of the schedule `"spindle"`.
+        objective (`str`, defaults to `"continuous"`):
+            `"continuous"` is the bound in continuous time (MDLM, arXiv 2406.07524), `"discrete"` that of
+            `num_diffusion_steps` steps with a cross-entropy term (D3PM, arXiv 2107.03006, and DiffusionBERT, arXiv
+            2211.15029), `"mlm"` the cross-entropy of masked tokens without weights.
+        num_diffusion_steps (`int`, defaults to 2048): T of the objective `"discrete"`.
+        cross_entropy_weight (`float`, defaults to 0.01):
+            Weight of the cross-entropy against one step's divergence in the objective `"discrete"`.
+        mask_sampling (`str`, *optional*):
+            `"count"` draws how many tokens of a row are masked, then which; `"independent"` draws a time, then masks
+            each token by itself. By default `"count"`, which has the same expectation and less variance, where the
+            objective is continuous and the schedule treats all tokens alike.
+        time_epsilon (`float`, defaults to 1e-3):
+            Smallest time that `"independent"` trains on (MDLM's cut). Evaluation has none.
+        max_length (`int`, defaults to 128): longest row in tokens, special tokens included.
+        packing (`bool`, defaults to `True`): join texts and cut them into rows, or keep a text a row.
+        text_column, source_column, target_column, prompt_column, completion_column (`str`):
+            Where a dataset's texts are, or its pairs, of which the second part is generated.
+        dataset_num_proc (`int`, *optional*): processes that tokenize.
+        corpus_name (`str`, *optional*): name of the training data, for the scheduler's config and the model card.
+        ema_decay (`float`, defaults to 0.9999):
+            Decay of the moving average of the weights, which evaluation, samples and the final model use. It is lower
+            in the beginning, `(1 + step) / (10 + step)`. 0 keeps no average.
+        head_chunk_size (`int`, *optional*):
+            Masked tokens whose logits are in memory at once; all by default. Less memory, somewhat more time.
+        eval_draws (`int`, defaults to 4): noisy versions of each row that an evaluation takes, at least 2.
+        eval_samples (`int`, defaults to 4): texts that are written at each evaluation.
+
+    Example:
+
+    ```python
+    >>> from diffusers_text import TextDiffusionTrainingArguments
+
+    >>> args = TextDiffusionTrainingArguments(output_dir="outputs/run", schedule="cosine", max_length=64)
+    >>> args.mask_sampling
+    'count'
+    ```
+    """
+
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Whether to drop columns that the model's forward does not take."}
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether to hide losses that are not finite; here they stop the training."}
+    )
+    time_conditioning: str = field(
+        default="none",
+        metadata={"help": "How the denoiser is told the time.", "choices": ["none", "layerwise", "prefix"]},
+    )
+    schedule: str = field(default="linear", metadata={"help": "Noise schedule.", "choices": [*NOISE_SCHEDULES]})
+    spindle_lambda: float = field(default=0.3, metadata={"help": "Strength of the spindle in [0, 1]."})
+    spindle_information: str = field(
+        default="surprisal",
+        metadata={
+            "help": "The spindle's h, the paper's or the released code's.",
+            "choices": ["surprisal", "log_count"],
+        },
+    )
+    spindle_mean: str = field(
+        default="corpus",
+        metadata={"help": "What the spindle's mean information is taken over.", "choices": ["corpus", "sentence"]},
+    )
+    objective: str = field(
+        default="continuous",
+        metadata={
+            "help": "The bound in continuous time, that in --num_diffusion_steps steps with a cross-entropy term, or"
+            " the cross-entropy without weights.",
+            "choices": OBJECTIVES,
+        },
+    )
+    num_diffusion_steps: int = field(default=2048, metadata={"help": "Steps T of the objective 'discrete'."})
+    cross_entropy_weight: float = field(
+        default=0.01,
+        metadata={"help": "Weight of the cross-entropy against one step's divergence in the objective 'discrete'."},
+    )
+    mask_sampling: str | None = field(
+        default=None,
+        metadata={
+            "help": "Draw how many tokens of a row are masked ('count'), or a time and each token by itself"
+            " ('independent'). By default 'count' where it is possible.",
+            "choices": MASK_SAMPLINGS,
+        },
+    )
+    time_epsilon: float = field(default=1e-3, metadata={"help": "Smallest time that 'independent' trains on."})
+    max_length: int = field(default=128, metadata={"help": "Longest row in tokens, special tokens included."})
+    packing: bool = field(default=True, metadata={"help": "Join texts and cut them into rows, or keep a text a row."})
+    text_column: str = field(default="text", metadata={"help": "Column of texts."})
+    source_column: str = field(default="source", metadata={"help": "Column of texts that are given."})
+    target_column: str = field(default="target", metadata={"help": "Column of texts to generate from a source."})
+    prompt_column: str = field(default="prompt", metadata={"help": "Column of beginnings that are given."})
+    completion_column: str = field(
+        default="completion", metadata={"help": "Column of what to continue a prompt with."}
+    )
+    dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+    corpus_name: str | None = field(default=None, metadata={"help": "Name of the training data, for the model card."})
+    ema_decay: float = field(
+        default=0.9999, metadata={"help": "Decay of the moving average of the weights; 0 keeps none."}
+    )
+    head_chunk_size: int | None = field(
+        default=None, metadata={"help": "Masked tokens whose logits are in memory at once; all by default."}
+    )
+    eval_draws: int = field(default=4, metadata={"help": "Noisy versions of each row that an evaluation takes."})
+    eval_samples: int = field(default=4, metadata={"help": "Texts that are written at each evaluation."})
+
+    def __post_init__(self):
+        self._check()
+        if self.mask_sampling is None:
+            self.mask_sampling = "count" if self._count_is_possible() else "independent"
+        super().__post_init__()
+        self.accelerator_config.dispatch_batches = False  # rows of unequal length cannot be put together and split
+
+    def _count_is_possible(self):
+        return self.objective == "continuous" and NOISE_SCHEDULES[self.schedule].spread is None
+
+    def _check(self):
+        for name in ("num_diffusion_steps", "max_length"):
+            check_positive_int(name, getattr(self, name))
+        for name in ("head_chunk_size", "dataset_num_proc"):
+            if getattr(self, name) is not None:
+                check_positive_int(name, getattr(self, name))
+        for name, allowed in (
+            ("schedule", [*NOISE_SCHEDULES]),
+            ("objective", OBJECTIVES),
+            ("mask_sampling", [None, *MASK_SAMPLINGS]),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}.")
+        if self.mask_sampling == "count" and not self._count_is_possible():
+            raise ValueError(
+                "`mask_sampling='count'` needs the continuous objective and a schedule that treats all tokens alike,"
+                f" got {self.objective!r} and {self.schedule!r}."
+            )
+        for name in ("ema_decay", "time_epsilon"):
+            if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must lie in [0, 1), got {getattr(self, name)!r}.")
+        if not is_number(self.cross_entropy_weight) or self.cross_entropy_weight < 0:
+            raise ValueError(f"`cross_entropy_weight` must be a number >= 0, got {self.cross_entropy_weight!r}.")
+        if not isinstance(self.eval_draws, int) or self.eval_draws < 2:
+            raise ValueError(f"`eval_draws` must be an integer >= 2, for a standard error, got {self.eval_draws!r}.")
+        if not isinstance(self.eval_samples, int) or self.eval_samples < 0:
+            raise ValueError(f"`eval_samples` must be an integer >= 0, got {self.eval_samples!r}.")
+        if not self.average_tokens_across_devices:
+            raise ValueError("`average_tokens_across_devices` must be True: the loss is a mean over all tokens.")
+
+
+__all__ = ["TextDiffusionTrainingArguments"]

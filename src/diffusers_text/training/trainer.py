@@ -1,0 +1,580 @@
+"""Training of masked diffusion models with transformers' Trainer."""
+
+import copy
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from datasets import Dataset, IterableDataset
+from huggingface_hub import upload_folder
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import HubStrategy, has_length, rotate_checkpoints
+from transformers.utils import PushInProgress, logging
+
+from ..data.collators import DataCollatorForTextDiffusion
+from ..data.preparation import prepare_completions, prepare_pairs, prepare_texts
+from ..data.special_tokens import terminator_id, token_settings
+from ..data.token_counts import count_tokens
+from ..losses import BoundTerms, continuous_time_terms, discrete_time_terms, masked_count_terms
+from ..models.loading import load_denoiser
+from ..models.sparse_head import conditions_on_time, has_adapter, logits_at, map_logits, max_sequence_length
+from ..pipelines.pipeline_text_diffusion import TextDiffusionPipeline
+from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
+from .arguments import TextDiffusionTrainingArguments
+from .callbacks import EMA_NAME, OrderOfEpoch, PlotAtEnd, StopOnSigterm, WeightAverage
+from .card import create_training_card
+from .checkpoints import STAGING_NAME, check_folder, explained_failure, find_checkpoint, move_files
+from .metrics import evaluation_figures, figures, row_sums
+from .noise import NoisyRows, evaluation_noise, row_key, training_noise
+from .order import RowOrder
+
+logger = logging.get_logger(__name__)
+
+NOISE_SETTINGS = ("schedule", "spindle_lambda", "spindle_information", "spindle_mean")
+
+
+class TextDiffusionTrainer(Trainer):
+    r"""
+    Fine-tunes a masked language model as the denoiser of a text diffusion model, by the likelihood bound.
+
+    What it logs is over everything seen since the last log, in all processes: `loss` (the objective in nats per
+    maskable token), the figures of [`~training.metrics.figures`] and `tokens_per_second`. An evaluation draws the same
+    noise every time, by the tokens of a row alone, so that its figures compare between checkpoints, and between
+    machines. Each checkpoint is a pipeline, and a checkpoint of transformers that training resumes from.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or `str`): the denoiser, or where [`load_denoiser`] finds it.
+        args ([`TextDiffusionTrainingArguments`]): the arguments.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`]): the tokenizer.
+        train_dataset, eval_dataset (`datasets.Dataset`, `datasets.IterableDataset` or a dictionary of them to evaluate):
+            With a column of texts, of pairs or of prompts and completions by the names in `args`, which are tokenized
+            here; or with `input_ids`, as [`prepare_texts`] and its like make them.
+        scheduler ([`AbsorbingStateScheduler`], *optional*):
+            The noise; by default what `args` say, with the token counts of `train_dataset` for the spindle.
+        kwargs: as in [`~transformers.Trainer`].
+
+    Raises:
+        ValueError: components or arguments that do not belong together.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from diffusers_text import TextDiffusionTrainer, TextDiffusionTrainingArguments
+
+    >>> args = TextDiffusionTrainingArguments("outputs/run", max_steps=2, max_length=8, disable_tqdm=True, use_cpu=True)
+    >>> dataset = Dataset.from_dict({"text": ["We agree that no is no.", "Yes, we do agree."]})
+    >>> trainer = TextDiffusionTrainer(model, args, processing_class=tokenizer, train_dataset=dataset)
+    >>> trainer.train().global_step
+    2
+    >>> trainer.save_model()  # a pipeline in outputs/run
+    ```
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        args: TextDiffusionTrainingArguments,
+        processing_class: PreTrainedTokenizerBase,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | dict | None = None,
+        scheduler: AbsorbingStateScheduler | None = None,
+        **kwargs,
+    ):
+        if isinstance(model, str):
+            model = load_denoiser(model, args.time_conditioning)
+        token_settings(processing_class)  # raises without a mask token
+        if args.max_length > (limit := max_sequence_length(model)):
+            raise ValueError(f"`max_length` is {args.max_length}, but the model takes at most {limit} tokens.")
+        check_folder(args.output_dir)
+        train_dataset = prepare_dataset(train_dataset, processing_class, args)
+        if isinstance(eval_dataset, dict):
+            eval_dataset = {name: prepare_dataset(d, processing_class, args) for name, d in eval_dataset.items()}
+        else:
+            eval_dataset = prepare_dataset(eval_dataset, processing_class, args)
+        self.resumed_from = find_checkpoint(args.output_dir, args.resume_from_checkpoint)
+        if scheduler is None:
+            scheduler = self._create_scheduler(args, processing_class, train_dataset)
+        # Also checks that the parts belong together, and knows their classes however the model will be wrapped.
+        self.pipeline = TextDiffusionPipeline(model, processing_class, scheduler)
+        self.pipeline.set_progress_bar_config(disable=True)
+
+        kwargs.setdefault("data_collator", DataCollatorForTextDiffusion(processing_class))
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            compute_metrics=self._evaluation_figures,
+            **kwargs,
+        )
+        self._check_devices()
+        self.model_accepts_loss_kwargs = True  # the loss is divided by the number of items of the whole step
+        self.ema = None
+        self.was_stopped = False
+        self.samples = []
+        self.row_order = None
+        self._staging = None  # the folder in which a checkpoint is being written
+        self.add_callback(StopOnSigterm(self))
+        self.add_callback(OrderOfEpoch(self))
+        if args.ema_decay > 0:
+            self.add_callback(WeightAverage(self))
+        self.add_callback(PlotAtEnd())
+
+    # --- Set-up ---
+
+    def _create_scheduler(self, args, tokenizer, train_dataset) -> AbsorbingStateScheduler:
+        """The noise that `args` describe; a checkpoint that training resumes from brings its token counts."""
+        settings = {name: getattr(args, name) for name in NOISE_SETTINGS}
+        settings |= {**token_settings(tokenizer), "gen_length": args.max_length - 2, "corpus": args.corpus_name}
+        if self.resumed_from is not None:
+            return _resumed_scheduler(self.resumed_from, settings)
+        if args.schedule == "spindle":
+            if train_dataset is None:
+                raise ValueError("`schedule='spindle'` needs a `train_dataset` to count tokens on, or a `scheduler`.")
+            settings["token_counts"] = count_tokens(_generated_ids(train_dataset), tokenizer)
+        return AbsorbingStateScheduler(**settings)
+
+    def _check_devices(self):
+        args = self.args
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"{args.n_gpu} GPUs are visible to one process: start one for each with `accelerate launch`, or set"
+                " CUDA_VISIBLE_DEVICES=0."
+            )
+        plugin = self.accelerator.state.deepspeed_plugin
+        sharded = self.is_fsdp_enabled or (self.is_deepspeed_enabled and plugin.zero_stage == 3)
+        for name, value in (("ema_decay", args.ema_decay > 0), ("head_chunk_size", args.head_chunk_size is not None)):
+            if sharded and value:
+                raise ValueError(f"`{name}` needs whole parameters on each device, not those of FSDP or ZeRO-3.")
+        self._can_sample = not sharded
+
+    def trained_parameters(self) -> list[torch.nn.Parameter]:
+        """What the optimizer changes, and so what the moving average is of."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    # --- Data ---
+
+    def _get_train_sampler(self, train_dataset=None):
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        strategy = self.args.train_sampling_strategy
+        if not has_length(dataset) or strategy not in ("random", "group_by_length"):
+            return super()._get_train_sampler(dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        lengths = None
+        if strategy == "group_by_length":
+            has_column = isinstance(dataset, Dataset) and "length" in dataset.column_names
+            lengths = dataset["length"][:] if has_column else [len(row["input_ids"]) for row in dataset]
+        self.row_order = RowOrder(len(dataset), seed, lengths, self._rows_in_step)
+        return self.row_order
+
+    def _get_eval_sampler(self, eval_dataset):
+        # As they come: nothing depends on the order.
+        return torch.utils.data.SequentialSampler(eval_dataset) if has_length(eval_dataset) else None
+
+    @property
+    def _rows_in_step(self) -> int:
+        """Rows of an optimizer step in all processes and accumulated batches."""
+        return self._train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The Trainer's, with the number of each row among those of the optimizer step as `rows_of_step` [batch]."""
+        batches = []
+        for i in range(num_batches):
+            batch = next(epoch_iterator, None)
+            if batch is None:
+                break
+            size, total = self._train_batch_size, self._train_batch_size * self.args.world_size
+            rows = self.args.process_index * size + torch.arange(len(batch["labels"]))
+            if self.accelerator.gradient_state.end_of_dataloader and has_length(self.train_dataset):
+                # accelerate fills the last batches up with rows that were seen before.
+                rest = len(self.train_dataset) % total or total
+                batch["labels"][rows.to(device) >= rest] = -100
+            batch["rows_of_step"] = i * total + rows
+            batches.append(batch)
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    # --- Loss ---
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        r"""
+        The objective's sum over the batch's masked tokens, divided by the number of maskable tokens of the whole step
+        (all processes and accumulated batches), and times the number of processes, over which gradients are averaged.
+        """
+        maskable = inputs["labels"] != -100
+        rows = inputs["rows_of_step"].tolist()
+        step = self.state.global_step
+        noise = training_noise(
+            self.pipeline.scheduler, inputs["input_ids"], maskable, self.args, step, rows, self._rows_in_step
+        )
+        terms = self.bound_terms(model, inputs, noise)
+        nats = self.objective(terms).sum()
+        if not nats.isfinite():
+            raise FloatingPointError(self._describe_rows(nats.item(), inputs, rows))
+        self._tally(row_sums(terms, noise, terminator_id(self.processing_class)).sum(dim=0), nats.detach())
+        loss = nats / num_items_in_batch * self.accelerator.num_processes
+        return (loss, {"loss": loss}) if return_outputs else loss
+
+    def bound_terms(self, model, inputs, noise: NoisyRows) -> BoundTerms:
+        """What each masked token has to do with the bound, from the logits of `model`."""
+        seq_len, limit = noise.sample.shape[1], max_sequence_length(self.pipeline.model)
+        if seq_len > limit:
+            raise ValueError(f"A row has {seq_len} tokens; the model takes at most {limit}.")
+        model_inputs = {"input_ids": noise.noisy}
+        model_inputs |= {name: inputs[name] for name in ("attention_mask", "token_type_ids") if name in inputs}
+        if conditions_on_time(model):
+            model_inputs["timesteps"] = noise.timesteps
+        scheduler, sample, noisy = self.pipeline.scheduler, noise.sample, noise.noisy
+
+        def terms(logits, positions):
+            if noise.by_count:
+                return masked_count_terms(scheduler, logits, sample, noisy, positions, noise.maskable)
+            if self.args.objective == "discrete":
+                steps = self.args.num_diffusion_steps
+                return discrete_time_terms(scheduler, logits, sample, noisy, noise.timesteps, steps, positions)
+            return continuous_time_terms(scheduler, logits, sample, noisy, noise.timesteps, positions)
+
+        chunk_size = self.args.head_chunk_size
+        if chunk_size is None:
+            return terms(logits_at(model, noise.positions, **model_inputs), noise.positions)
+        parts = map_logits(model, noise.positions, chunk_size, terms, **model_inputs)
+        return BoundTerms(*(torch.cat(values) for values in zip(*parts)))
+
+    def objective(self, terms: BoundTerms) -> torch.Tensor:
+        """What is minimised, in nats for each masked token, [n]."""
+        if self.args.objective == "mlm":
+            return -terms.log_pi
+        if self.args.objective == "discrete":  # D3PM's weight is against the divergence of one step
+            return terms.nats - self.args.num_diffusion_steps * self.args.cross_entropy_weight * terms.log_p
+        return terms.nats
+
+    def _describe_rows(self, nats, inputs, rows) -> str:
+        """Which rows a loss that is not finite comes from."""
+        if self.row_order is not None:
+            per_epoch = -(-len(self.train_dataset) // self._rows_in_step)
+            first = self.state.global_step % per_epoch * self._rows_in_step
+            order = self.row_order.indices
+            rows = [order[(first + row) % len(order)] for row in rows]
+        texts = self.processing_class.batch_decode(inputs["input_ids"], skip_special_tokens=True)
+        shown = "; ".join(f"row {row}: {text[:60]!r}" for row, text in zip(rows, texts))
+        return f"The loss is {nats} in step {self.state.global_step + 1}. Its batch holds {shown}."
+
+    # --- Figures ---
+
+    def _tally(self, sums, nats):
+        """Adds a batch to what is logged next and to what is logged at the end."""
+        batch = torch.cat([nats[None].to(sums), sums])  # [1 + figures]
+        self._seen = batch if self._seen is None else self._seen + batch
+
+    def _collect(self) -> torch.Tensor:
+        """What all processes have seen since the last call, added to the whole as well."""
+        seen = self.accelerator.reduce(self._seen, "sum").cpu()
+        self._total = seen if self._total is None else self._total + seen
+        self._seen = None
+        return seen
+
+    def log(self, logs, start_time=None):
+        """The Trainer's, with the loss over all tokens seen, not a mean of steps, and the figures of the bound."""
+        if "loss" in logs:
+            seen, now = self._collect(), time.perf_counter()
+            logs["loss"] = (seen[0] / seen[2]).item()
+            logs |= figures(seen[1:])
+            logs["tokens_per_second"] = seen[2].item() / (now - self._window_start)
+            self._window_start = now
+        if "train_loss" in logs and self._seen is not None:
+            self._collect()
+        if "train_loss" in logs and self._total is not None:
+            logs["train_loss"] = (self._total[0] / self._total[2]).item()
+        super().log(logs, start_time)
+
+    # --- Evaluation ---
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        r"""
+        The bound with the averaged weights, as all figures of the noise that every evaluation draws, and texts.
+
+        Returns:
+            `dict`: among others `eval_bound` in nats per maskable token (in continuous time without any cut, or of
+            `args.num_diffusion_steps` steps where the objective is discrete), `eval_bound_bits`,
+            `eval_bound_standard_error` (of the noise), `eval_masked_cross_entropy`, `eval_masked_accuracy`; `eval_loss`
+            is the bound.
+        """
+        is_outermost, start = metric_key_prefix == "eval", time.perf_counter()
+        with self.ema_weights():
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            if is_outermost and self.args.eval_samples > 0 and self._can_sample:
+                self._write_samples()
+        if is_outermost:
+            self._window_start += time.perf_counter() - start
+        return metrics
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """No loss; [`~training.metrics.row_sums`] of each draw, and the number of maskable tokens of each row."""
+        inputs = self._prepare_inputs(inputs)
+        sample, maskable = inputs["input_ids"], inputs["labels"] != -100
+        inside = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(maskable)
+        keys = [row_key(row[kept].tolist()) for row, kept in zip(sample.cpu(), inside.cpu())]
+        scheduler = self.pipeline.scheduler
+        by_count = self.args.objective != "discrete" and not scheduler.noise.token_dependent
+        sums = []
+        with torch.no_grad(), self.compute_loss_context_manager():
+            for draw in range(self.args.eval_draws):
+                noise = evaluation_noise(scheduler, sample, maskable, self.args, draw, keys, by_count)
+                terms = self.bound_terms(model, inputs, noise)
+                sums.append(row_sums(terms, noise, terminator_id(self.processing_class)))
+        sums = torch.stack(sums, dim=1)  # [batch, draws, figures]
+        return None, sums.flatten(1), sums[:, 0, 1]
+
+    def _evaluation_figures(self, prediction):
+        sums = prediction.predictions.reshape(len(prediction.predictions), self.args.eval_draws, -1)
+        result = evaluation_figures(sums)
+        return {"loss": result["bound"], **result}
+
+    def _write_samples(self):
+        """Texts of the model, on the screen and in `samples/` of the output folder, by the same seed every time."""
+        if self.is_world_process_zero():
+            self.samples = self._sample_texts()
+            name = f"step-{self.state.global_step}.txt"
+            folder = Path(self.args.output_dir, "samples")
+            folder.mkdir(exist_ok=True)
+            (folder / f".{name}").write_text("\n".join(self.samples) + "\n", encoding="utf-8")
+            (folder / f".{name}").replace(folder / name)
+            for text in self.samples:
+                tqdm.write(f"  * {text}")
+        self.accelerator.wait_for_everyone()
+
+    def _sample_texts(self) -> list[str]:
+        generators = [torch.Generator().manual_seed(i) for i in range(self.args.eval_samples)]
+        return self.pipeline(num_texts_per_prompt=self.args.eval_samples, generator=generators).texts
+
+    @contextmanager
+    def ema_weights(self):
+        """While open, the model has the averaged weights, if training keeps an average."""
+        if self.ema is None or self.ema.temp_stored_params is not None:  # in place already
+            yield
+            return
+        parameters = self.trained_parameters()
+        self.ema.store(parameters)
+        self.ema.copy_to(parameters)
+        try:
+            yield
+        finally:
+            self.ema.restore(parameters)
+
+    # --- Checkpoints ---
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+        r"""
+        Trains, from where a checkpoint was if there is one: same order of rows, same noise, same weights and averages.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint's folder, or True for the last whole one in `args.output_dir`; by default
+                `args.resume_from_checkpoint`.
+            kwargs: as in [`~transformers.Trainer.train`].
+
+        Raises:
+            FloatingPointError: a loss that is not finite, with the rows of its batch.
+            OSError: a checkpoint that could not be saved.
+            ValueError: no whole checkpoint, or one of another noise.
+        """
+        args = self.args
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = args.resume_from_checkpoint
+        self.resumed_from = find_checkpoint(args.output_dir, resume_from_checkpoint)
+        if self.resumed_from is not None:
+            self.pipeline.scheduler = _resumed_scheduler(self.resumed_from, self.pipeline.scheduler.config)
+        if args.should_save:
+            shutil.rmtree(Path(args.output_dir, STAGING_NAME), ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._seen = self._total = None
+        self._window_start = time.perf_counter()
+        output = super().train(resume_from_checkpoint=self.resumed_from, **kwargs)
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    def load_ema(self, checkpoint: str):
+        """Takes up the average that a checkpoint holds; a checkpoint without one leaves it as it is."""
+        path = Path(checkpoint, EMA_NAME)
+        if not path.exists():
+            logger.warning(f"{checkpoint} holds no {EMA_NAME}: the average of the weights begins anew.")
+            return
+        self.ema.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        self.ema.decay = self.args.ema_decay
+        self.ema.to(device=self.args.device)
+
+    def _load_best_model(self):
+        super()._load_best_model()
+        if self.ema is not None:
+            self.load_ema(self.state.best_model_checkpoint)
+
+    def _get_output_dir(self, trial):
+        return super()._get_output_dir(trial) if self._staging is None else self._staging
+
+    def _save_checkpoint(self, model, trial):
+        """The Trainer's, but in a folder that gets its name when all processes have written it."""
+        start, run_dir = time.perf_counter(), self._get_output_dir(trial)
+        name = f"checkpoint-{self.state.global_step}"
+        self._staging = str(Path(run_dir, STAGING_NAME))
+        staged, final = Path(self._staging, name), Path(run_dir, name)
+        try:
+            with explained_failure(name, run_dir):
+                super()._save_checkpoint(model, trial)
+                if self.args.should_save:
+                    if self.ema is not None:
+                        torch.save(self.ema.state_dict(), staged / EMA_NAME)
+                    if self.state.best_model_checkpoint == str(staged):
+                        self.state.best_model_checkpoint = str(final)
+                        self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
+        finally:
+            self._staging = None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            shutil.rmtree(final, ignore_errors=True)  # of an earlier run
+            staged.replace(final)
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(run_dir, self.args.save_total_limit, best_model_checkpoint=best, use_mtime=True)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+        self._window_start += time.perf_counter() - start
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        r"""
+        Saves a pipeline with the averaged weights, which is a checkpoint of transformers as well, each file replaced
+        at once. An adapter of PEFT is merged into the pipeline, and saved alone in `adapter/`.
+
+        Args:
+            output_dir (`str`, *optional*): folder, `args.output_dir` by default.
+        """
+        if self._staging is not None:  # a checkpoint, with the weights as they are
+            super().save_model(output_dir, _internal_call=True)
+            return
+        output_dir = self.args.output_dir if output_dir is None else output_dir
+        staging = Path(output_dir, STAGING_NAME)
+        with explained_failure("The model", output_dir), self.ema_weights():
+            super().save_model(str(staging), _internal_call=True)
+            if self.args.should_save:
+                if has_adapter(self.model):
+                    self._save_merged(staging)
+                move_files(staging, Path(output_dir))
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save(self, output_dir=None, state_dict=None):
+        """The Trainer's, and what makes a pipeline of it: model_index.json and the scheduler's config."""
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            self.pipeline.scheduler.save_pretrained(output_dir)
+            if not has_adapter(self.model):
+                self.pipeline.save_config(output_dir)
+
+    def _save_merged(self, folder: Path):
+        """Moves the adapter in `folder` into `adapter/`, and saves the pipeline with a merged copy of the model."""
+        adapter = folder / "adapter"
+        adapter.mkdir()
+        for path in folder.glob("adapter_*"):
+            path.replace(adapter / path.name)
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's
+        merged = copy.deepcopy(self.accelerator.unwrap_model(self.model)).merge_and_unload()
+        merged.save_pretrained(folder)
+        pipeline = TextDiffusionPipeline(merged, self.processing_class, self.pipeline.scheduler)
+        pipeline.save_config(folder)
+
+    # --- Hub ---
+
+    def create_model_card(self, **kwargs):
+        """Writes the pipeline's card to the output folder: data, schedule, arguments, figures and texts."""
+        if self.is_world_process_zero():
+            card = create_training_card(self, kwargs.get("license"), kwargs.get("dataset"))
+            card.save(Path(self.args.output_dir, "README.md"))
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        """Uploads the pipeline with the averaged weights, and the checkpoint where `hub_strategy` says so."""
+        if self._staging is not None:  # not whole yet
+            return
+        args = self.args
+        is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if args.hub_strategy == HubStrategy.END or (is_busy and not args.hub_always_push):
+            return
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return
+        self.create_model_card()
+        uploads = [(args.output_dir, None, ["_*", "checkpoint-*"])]
+        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            is_last = args.hub_strategy == HubStrategy.CHECKPOINT
+            uploads.append((checkpoint_folder, "last-checkpoint" if is_last else Path(checkpoint_folder).name, None))
+        jobs = [
+            upload_folder(
+                repo_id=self.hub_model_id,
+                folder_path=folder,
+                path_in_repo=place,
+                ignore_patterns=ignored,
+                commit_message=f"Training in progress, step {self.state.global_step}",
+                token=args.hub_token,
+                revision=args.hub_revision,
+                run_as_future=True,
+            )
+            for folder, place, ignored in uploads
+        ]
+        if is_busy:
+            self.push_in_progress.jobs.extend(jobs)
+        else:
+            self.push_in_progress = PushInProgress(jobs)
+
+
+def prepare_dataset(dataset, tokenizer, args):
+    r"""
+    Tokenizes a dataset with a column of texts, pairs, or prompts and completions, in the first process, so that the
+    others find it cached; one with `input_ids` stays as it is.
+
+    Raises:
+        ValueError: columns that `args` do not name.
+    """
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        return dataset
+    columns = set(dataset.column_names or next(iter(dataset), {}))
+    if "input_ids" in columns:
+        return dataset
+    with args.main_process_first(desc="tokenizing"):
+        for prepare, first, second in (
+            (prepare_pairs, args.source_column, args.target_column),
+            (prepare_completions, args.prompt_column, args.completion_column),
+        ):
+            if {first, second} <= columns:
+                return prepare(dataset, tokenizer, args.max_length, first, second, args.dataset_num_proc)
+        if args.text_column in columns:
+            return prepare_texts(
+                dataset, tokenizer, args.max_length, args.text_column, args.packing, args.dataset_num_proc
+            )
+    raise ValueError(
+        f"The dataset has the columns {sorted(columns)}: name its texts with `text_column` (now {args.text_column!r}), its"
+        f" pairs with `source_column` and `target_column`, or its continuations with `prompt_column` and"
+        f" `completion_column`."
+    )
+
+
+def _generated_ids(dataset):
+    """The token ids of rows, without those that are given."""
+    return (row["input_ids"][row.get("prompt_length", 0) :] for row in dataset)
+
+
+def _resumed_scheduler(checkpoint: str, settings) -> AbsorbingStateScheduler:
+    """The scheduler that a checkpoint holds; raises where `settings` ask for another noise."""
+    scheduler = AbsorbingStateScheduler.from_pretrained(checkpoint)
+    for name in NOISE_SETTINGS:
+        if scheduler.config[name] != settings[name]:
+            raise ValueError(
+                f"{checkpoint} was trained with {name}={scheduler.config[name]!r}, not with {settings[name]!r}: resume"
+                " with the arguments it began with."
+            )
+    return scheduler
+
+
+__all__ = ["TextDiffusionTrainer"]
