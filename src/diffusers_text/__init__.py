@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # Public names by submodule, imported when first asked for.
 _SUBMODULES = {
     "data.collators": ["DataCollatorForTextDiffusion"],
+    "data.loading": ["load_splits"],
     "data.packing": ["pack_texts"],
     "data.preparation": ["prepare_completions", "prepare_pairs", "prepare_texts"],
     "data.special_tokens": ["maskable_tokens", "token_settings"],

@@ -133,6 +133,8 @@ class TextDiffusionTrainingArguments(TrainingArguments):
         if self.mask_sampling is None:
             self.mask_sampling = "count" if self._count_is_possible() else "independent"
         super().__post_init__()
+        if self.device.type == "cpu":
+            self.dataloader_pin_memory = False  # there is nothing to pin for, and torch would warn
         self.accelerator_config.dispatch_batches = False  # rows of unequal length cannot be put together and split
 
     def _count_is_possible(self):

@@ -35,7 +35,7 @@ class WeightAverage(TrainerCallback):
 
 
 class StopOnSigterm(TrainerCallback):
-    """On SIGTERM, finishes the step, saves a checkpoint and ends the training, in all processes after the same step."""
+    """On SIGTERM, saves a checkpoint after the step and ends the training, in all processes after the same step."""
 
     def __init__(self, trainer):
         self.trainer = trainer

@@ -41,7 +41,8 @@ def create_training_card(trainer, license: str | None, datasets: str | list[str]
     Arguments as in [`~pipelines.model_card.create_model_card`].
     """
     args, state = trainer.args, trainer.state
-    rows = [f"| {name} | {getattr(args, name)} |" for name in SHOWN_ARGUMENTS]
+    values = {**args.to_dict(), "world_size": args.world_size}
+    rows = [f"| {name} | {values[name]} |" for name in SHOWN_ARGUMENTS]
     weights = "those of the last step" if trainer.ema is None else f"a moving average, decay {args.ema_decay}"
     text = TEMPLATE.format(
         steps=state.global_step, epochs=state.epoch or 0, weights=weights, arguments="\n".join(rows)

@@ -50,7 +50,7 @@ class TextDiffusionTrainer(Trainer):
         model ([`~transformers.PreTrainedModel`] or `str`): the denoiser, or where [`load_denoiser`] finds it.
         args ([`TextDiffusionTrainingArguments`]): the arguments.
         processing_class ([`~transformers.PreTrainedTokenizerBase`]): the tokenizer.
-        train_dataset, eval_dataset (`datasets.Dataset`, `datasets.IterableDataset` or a dictionary of them to evaluate):
+        train_dataset, eval_dataset (`datasets.Dataset`, `datasets.IterableDataset`; for evaluation a `dict` as well):
             With a column of texts, of pairs or of prompts and completions by the names in `args`, which are tokenized
             here; or with `input_ids`, as [`prepare_texts`] and its like make them.
         scheduler ([`AbsorbingStateScheduler`], *optional*):
@@ -66,10 +66,11 @@ class TextDiffusionTrainer(Trainer):
     >>> from datasets import Dataset
     >>> from diffusers_text import TextDiffusionTrainer, TextDiffusionTrainingArguments
 
-    >>> args = TextDiffusionTrainingArguments("outputs/run", max_steps=2, max_length=8, disable_tqdm=True, use_cpu=True)
+    >>> args = TextDiffusionTrainingArguments("outputs/run", max_steps=2, max_length=8, use_cpu=True)
     >>> dataset = Dataset.from_dict({"text": ["We agree that no is no.", "Yes, we do agree."]})
     >>> trainer = TextDiffusionTrainer(model, args, processing_class=tokenizer, train_dataset=dataset)
     >>> trainer.train().global_step
+    {'train_runtime': ...}
     2
     >>> trainer.save_model()  # a pipeline in outputs/run
     ```
@@ -301,8 +302,8 @@ class TextDiffusionTrainer(Trainer):
         Returns:
             `dict`: among others `eval_bound` in nats per maskable token (in continuous time without any cut, or of
             `args.num_diffusion_steps` steps where the objective is discrete), `eval_bound_bits`,
-            `eval_bound_standard_error` (of the noise), `eval_masked_cross_entropy`, `eval_masked_accuracy`; `eval_loss`
-            is the bound.
+            `eval_bound_standard_error` (of the noise), `eval_masked_cross_entropy`, `eval_masked_accuracy`;
+            `eval_loss` is the bound.
         """
         is_outermost, start = metric_key_prefix == "eval", time.perf_counter()
         with self.ema_weights():
@@ -554,9 +555,9 @@ def prepare_dataset(dataset, tokenizer, args):
                 dataset, tokenizer, args.max_length, args.text_column, args.packing, args.dataset_num_proc
             )
     raise ValueError(
-        f"The dataset has the columns {sorted(columns)}: name its texts with `text_column` (now {args.text_column!r}), its"
-        f" pairs with `source_column` and `target_column`, or its continuations with `prompt_column` and"
-        f" `completion_column`."
+        f"The dataset has the columns {sorted(columns)}: name its texts with `text_column` (now {args.text_column!r}),"
+        " its pairs with `source_column` and `target_column`, or its continuations with `prompt_column` and"
+        " `completion_column`."
     )
 
 

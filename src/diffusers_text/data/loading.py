@@ -1,0 +1,91 @@
+"""Datasets from files and from the Hub."""
+
+from pathlib import Path
+
+from datasets import Dataset, IterableDataset, load_dataset
+
+# Readers of `datasets` by the ending of a file.
+READERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+
+
+def load_splits(
+    dataset_name: str | None = None,
+    dataset_config_name: str | None = None,
+    train_file: str | list[str] | None = None,
+    validation_file: str | list[str] | None = None,
+    validation_split_percentage: int = 5,
+    streaming: bool = False,
+) -> tuple[Dataset | IterableDataset, Dataset | IterableDataset]:
+    r"""
+    Training and validation data, from the Hub or from files.
+
+    Args:
+        dataset_name (`str`, *optional*), dataset_config_name (`str`, *optional*): id on the Hub or folder.
+        train_file, validation_file (`str` or `list[str]`, *optional*):
+            .txt (a text a line), .json, .jsonl, .csv, .tsv or .parquet files, or patterns with `*`.
+        validation_split_percentage (`int`, defaults to 5):
+            Where there is no validation data, this share of the training data from its beginning, as in transformers'
+            scripts; of a stream its first 1,000 rows.
+        streaming (`bool`, defaults to `False`): read while training, without a copy on the disk.
+
+    Raises:
+        ValueError: neither or both of `dataset_name` and `train_file`, files of several or unknown kinds, or a share
+            that leaves no rows.
+
+    Example:
+
+    ```python
+    >>> from pathlib import Path
+    >>> from diffusers_text import load_splits
+
+    >>> _ = Path("texts.txt").write_text("one\n" * 40)
+    >>> train, validation = load_splits(train_file="texts.txt")
+    >>> len(train), len(validation)
+    (38, 2)
+    ```
+    """
+    if (dataset_name is None) == (train_file is None):
+        raise ValueError(f"Pass one of `dataset_name` and `train_file`, got {dataset_name!r} and {train_file!r}.")
+    if not 0 < validation_split_percentage < 100:
+        raise ValueError(
+            f"`validation_split_percentage` must lie between 0 and 100, got {validation_split_percentage!r}."
+        )
+    if dataset_name is not None:
+        splits = load_dataset(dataset_name, dataset_config_name, streaming=streaming)
+    else:
+        files = {"train": _as_list(train_file)}
+        if validation_file is not None:
+            files["validation"] = _as_list(validation_file)
+        reader = _reader([path for paths in files.values() for path in paths])
+        settings = {"sep": "\t"} if files["train"][0].endswith(".tsv") else {}
+        splits = load_dataset(reader, data_files=files, streaming=streaming, **settings)
+    if "train" not in splits:
+        raise ValueError(f"{dataset_name!r} has the splits {sorted(splits)}, and no 'train'.")
+    train = splits["train"]
+    if "validation" in splits:
+        return train, splits["validation"]
+    if streaming:
+        return train.skip(1000), train.take(1000)
+    held_out = len(train) * validation_split_percentage // 100
+    if held_out == 0:
+        raise ValueError(
+            f"`validation_split_percentage` {validation_split_percentage} of {len(train)} rows leaves none: raise it,"
+            " or pass a `validation_file`."
+        )
+    return train.select(range(held_out, len(train))), train.select(range(held_out))
+
+
+def _as_list(files) -> list[str]:
+    return [files] if isinstance(files, str) else [*files]
+
+
+def _reader(files: list[str]) -> str:
+    """The reader of `datasets` for all `files`."""
+    endings = {Path(path).suffix for path in files}
+    readers = {READERS.get(ending) for ending in endings}
+    if len(readers) > 1 or None in readers:
+        raise ValueError(f"Files must be of one kind, of {sorted(READERS)}, got {sorted(endings)}.")
+    return readers.pop()
+
+
+__all__ = ["load_splits"]
