@@ -152,11 +152,11 @@ class HiddenStateCache:
         self.hidden_states = None  # [batch, seq, hidden]
         self.encoder_output = None  # the encoder's last, for what heads want beside the hidden states
 
-    def logits_at(self, model, positions, input_ids, attention_mask=None, device=None) -> torch.Tensor:
+    def logits_at(self, model, positions, input_ids, device=None, **inputs) -> torch.Tensor:
         """
         Logits `[n, vocab]` at flat `positions` [n] of `input_ids` [batch, seq]; encodes the rows among them whose ids
-        differ from the last call's. Inputs may lie on the CPU, where nothing has to be waited for, and the model on
-        `device`.
+        differ from the last call's. Other `inputs` [batch, seq] (`attention_mask`, `token_type_ids`) are the same in
+        each call. All may lie on the CPU, where nothing has to be waited for, and the model on `device`.
         """
         device = input_ids.device if device is None else device
         if self.input_ids is None:
@@ -173,9 +173,9 @@ class HiddenStateCache:
             return self.hidden_states.flatten(0, 1)[positions.to(device, non_blocking=True)][None]  # [1, n, hidden]
 
         def call(rows):
-            mask = None if attention_mask is None else attention_mask[rows].to(device, non_blocking=True)
-            ids = input_ids[rows].to(device, non_blocking=True)
-            return model(input_ids=ids, attention_mask=mask, return_dict=True).logits[0]
+            of_rows = {name: value[rows] for name, value in {"input_ids": input_ids, **inputs}.items()}
+            of_rows = {name: value.to(device, non_blocking=True) for name, value in of_rows.items()}
+            return model(**of_rows, return_dict=True).logits[0]
 
         with _hidden_states_replaced(model, update_and_gather) as outputs:
             if len(rows):

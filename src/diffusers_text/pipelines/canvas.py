@@ -20,6 +20,8 @@ class Canvas:
         lengths (`list[int]`): the length of each row.
         generated (`torch.BoolTensor` of shape `[batch, seq]`): the `gen_length` new tokens.
         given (`torch.BoolTensor` of shape `[batch, seq]`): the prompt's tokens, without special ones.
+        token_type_ids (`torch.LongTensor` of shape `[batch, seq]`, *optional*): segments.
+        starts (`list[int]`): where the text of each row begins, behind its source.
         mask_token_id (`int`), terminator (`int`, *optional*), start (`int`, *optional*): ids of the tokenizer.
         in_blocks (`bool`): whether rows are written block by block, until they end.
     """
@@ -28,6 +30,8 @@ class Canvas:
     lengths: list[int]
     generated: torch.BoolTensor
     given: torch.BoolTensor
+    token_type_ids: torch.LongTensor | None
+    starts: list[int]
     mask_token_id: int
     terminator: int | None
     start: int | None
@@ -37,9 +41,19 @@ class Canvas:
 
     @classmethod
     def of_texts(
-        cls, texts: list[list[int]], generated: list[range], tokenizer, suppressed: list[int], in_blocks: bool
+        cls,
+        texts: list[list[int]],
+        generated: list[range],
+        types: list[list[int] | None],
+        starts: list[int],
+        tokenizer,
+        suppressed: list[int],
+        in_blocks: bool,
     ):
-        """The canvas of rows of ids, with the columns of their new tokens; `suppressed` ids are never drawn."""
+        """
+        The canvas of rows of ids, with the columns of their new tokens and their segments, if any; `suppressed` ids
+        are never drawn.
+        """
         # Padding is attended to by nothing and returned to nobody. It must be no mask, and no terminator, which a
         # sentence's mean would count.
         meaningful = (tokenizer.mask_token_id, terminator_id(tokenizer))
@@ -49,13 +63,16 @@ class Canvas:
         lengths = [len(text) for text in texts]
         sample = torch.full((len(texts), max(lengths) + 1), padding)
         is_generated = torch.zeros(sample.shape, dtype=torch.bool)
-        for i, (text, columns) in enumerate(zip(texts, generated, strict=True)):
+        token_type_ids = None if types[0] is None else torch.full(sample.shape, tokenizer.pad_token_type_id)
+        for i, (text, columns, own) in enumerate(zip(texts, generated, types, strict=True)):
             sample[i, : len(text)] = torch.tensor(text)
             is_generated[i, list(columns)] = True
+            if own is not None:
+                token_type_ids[i, : len(text)] = torch.tensor(own)
         inside = torch.arange(sample.shape[1]) < torch.tensor(lengths)[:, None]
         given = inside & ~torch.isin(sample, torch.tensor(sorted(frame_ids(tokenizer))))
         ids = (tokenizer.mask_token_id, terminator_id(tokenizer), start_id(tokenizer))
-        return cls(sample, lengths, is_generated, given, *ids, in_blocks)
+        return cls(sample, lengths, is_generated, given, token_type_ids, starts, *ids, in_blocks)
 
     @property
     def masked(self) -> torch.BoolTensor:

@@ -24,12 +24,13 @@ from ..models.sparse_head import (
     max_sequence_length,
     unwrap_model,
 )
-from ..schedulers.sampling import check_generator, check_positive_int, check_shaping, described, is_number
+from ..schedulers.sampling import check_generator, check_positive_int, check_shaping, is_number
 from .canvas import Canvas
 from .constraints import TokenConstraints, check_constraints
 from .model_card import create_model_card
 from .pipeline_output import TextDiffusionPipelineOutput
 from .prediction import Predictor
+from .prompts import Prompt, check_prompts, encode_ids, encode_texts
 
 logger = logging.get_logger(__name__)
 
@@ -93,6 +94,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
         prompt: str | list[str] | None = None,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        source: str | list[str] | None = None,
         gen_length: int | None = None,
         num_inference_steps: int | None = None,
         block_length: int | None = None,
@@ -124,6 +127,11 @@ class TextDiffusionPipeline(DiffusionPipeline):
             attention_mask (`torch.Tensor` of the shape of `input_ids`, *optional*):
                 1 for tokens, 0 for padding; by default everything but the padding token counts, or everything where
                 the padding token is the terminator.
+            token_type_ids (`torch.LongTensor` of the shape of `input_ids`, *optional*): segments, where the model
+                knows them; new tokens are in that of what they stand before.
+            source (`str` or `list[str]`, *optional*):
+                What the text shall be generated from, by a model that was trained on pairs: `[CLS] source [SEP] prompt
+                [SEP]` with the tokenizer's token types. The texts that come back are without it.
             gen_length (`int`, *optional*):
                 Text tokens to generate after the prompt. Without a prompt it defaults to
                 `scheduler.config.gen_length`.
@@ -197,6 +205,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
         prompt,
         input_ids,
         attention_mask,
+        token_type_ids,
+        source,
         gen_length,
         num_inference_steps,
         block_length,
@@ -221,7 +231,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
         if callback_on_step_end_tensor_inputs is None:
             callback_on_step_end_tensor_inputs = ["sample"]
-        self.check_inputs(prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type)
+        check_prompts(prompt, source, input_ids, attention_mask, token_type_ids, self.model.config.vocab_size)
+        self.check_inputs(gen_length, num_texts_per_prompt, output_type)
         self.check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         # Of its own: calls that run at the same time, as streams do, have a plan each.
         scheduler = copy.copy(_matched_scheduler(self.scheduler, token_settings(self.tokenizer)))
@@ -235,7 +246,10 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
         if prompt is None and input_ids is None and gen_length is None:
             gen_length = config.gen_length
-        rows = self.encode_prompt(prompt, input_ids, attention_mask)
+        if input_ids is None:
+            rows = encode_texts(self.tokenizer, prompt, source)
+        else:
+            rows = encode_ids(self.tokenizer, input_ids, attention_mask, token_type_ids)
         rows = [row for row in rows for _ in range(num_texts_per_prompt)]
         check_generator(generator, len(rows))
         canvas = self.prepare_canvas(rows, gen_length, block_length is not None)
@@ -262,36 +276,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             canvas, scheduler, num_inference_steps, block_length, constraints, guidance_scale, sampling, callback
         )
 
-    def check_inputs(self, prompt, input_ids, attention_mask, gen_length, num_texts_per_prompt, output_type):
+    def check_inputs(self, gen_length, num_texts_per_prompt, output_type):
         """Raises a `ValueError` for the first of these arguments of `__call__` that is out of range."""
-        if prompt is not None and input_ids is not None:
-            raise ValueError("Pass either `prompt` or `input_ids`, not both.")
-        if prompt is not None and not isinstance(prompt, str):
-            if not isinstance(prompt, list) or not all(isinstance(text, str) for text in prompt):
-                raise ValueError(f"`prompt` must be a string or a list of strings, got {prompt!r}.")
-            if not prompt:
-                raise ValueError(
-                    "`prompt` is an empty list; pass at least one text, or None to generate from nothing."
-                )
-        if input_ids is not None:
-            if (
-                not isinstance(input_ids, torch.Tensor)
-                or input_ids.dtype != torch.long
-                or input_ids.ndim not in (1, 2)
-            ):
-                given = described(input_ids) if isinstance(input_ids, torch.Tensor) else type(input_ids).__name__
-                raise ValueError(f"`input_ids` must be a LongTensor of shape [batch, seq] or [seq], got {given}.")
-            if input_ids.numel() == 0:
-                raise ValueError(f"`input_ids` is empty: its shape is {list(input_ids.shape)}.")
-            vocab_size = self.model.config.vocab_size
-            if input_ids.min() < 0 or input_ids.max() >= vocab_size:
-                raise ValueError(
-                    f"`input_ids` must lie in [0, {vocab_size}), got {input_ids.min()} to {input_ids.max()}."
-                )
-        mask_shape = attention_mask.shape if isinstance(attention_mask, torch.Tensor) else None
-        if attention_mask is not None and (input_ids is None or mask_shape != input_ids.shape):
-            given = list(mask_shape) if mask_shape is not None else type(attention_mask).__name__
-            raise ValueError(f"`attention_mask` goes with `input_ids` and must be a tensor of its shape, got {given}.")
         if gen_length is not None:
             check_positive_int("gen_length", gen_length)
         check_positive_int("num_texts_per_prompt", num_texts_per_prompt)
@@ -333,38 +319,27 @@ class TextDiffusionPipeline(DiffusionPipeline):
         if guidance_scale != 1 and not canvas.given.any():
             raise ValueError(f"`guidance_scale` {guidance_scale} needs a prompt to guide by.")
 
-    def encode_prompt(self, prompt, input_ids, attention_mask) -> list[list[int]]:
-        """The prompts' token ids, special tokens included, without padding."""
-        if input_ids is None:
-            texts = [prompt or ""] if not isinstance(prompt, list) else prompt
-            return self.tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"]
-        input_ids = input_ids.reshape(-1, input_ids.shape[-1])
-        if attention_mask is not None:
-            keep = attention_mask.reshape(input_ids.shape) != 0
-        elif self.tokenizer.pad_token_id in (None, terminator_id(self.tokenizer)):
-            keep = torch.ones_like(input_ids, dtype=torch.bool)
-        else:
-            keep = input_ids != self.tokenizer.pad_token_id
-        if not keep.any(dim=1).all():
-            row = int(keep.any(dim=1).long().argmin())
-            raise ValueError(f"`input_ids` has nothing but padding in row {row}.")
-        return [row[kept].tolist() for row, kept in zip(input_ids, keep, strict=True)]
-
-    def prepare_canvas(self, rows: list[list[int]], gen_length: int | None, in_blocks: bool) -> Canvas:
+    def prepare_canvas(self, rows: list[Prompt], gen_length: int | None, in_blocks: bool) -> Canvas:
         """The prompts' ids with `gen_length` masks each, before a closing separator, or at the end."""
         tokenizer = self.tokenizer
         closing = (tokenizer.sep_token_id, tokenizer.eos_token_id)
-        starts = [len(row) - (bool(row) and row[-1] in closing) for row in rows]
+        ends = [len(row.ids) - (bool(row.ids) and row.ids[-1] in closing) for row in rows]
         masks = [tokenizer.mask_token_id] * (gen_length or 0)
-        texts = [row[:start] + masks + row[start:] for row, start in zip(rows, starts, strict=True)]
+        texts = [row.ids[:end] + masks + row.ids[end:] for row, end in zip(rows, ends, strict=True)]
+        types = [
+            row.token_type_ids and row.token_type_ids[:end] + row.token_type_ids[-1:] * (len(text) - end)
+            for row, end, text in zip(rows, ends, texts, strict=True)
+        ]
         finished = sum(tokenizer.mask_token_id not in text for text in texts)
         if finished:
             logger.warning(
                 f"{finished} of {len(texts)} texts have no {tokenizer.mask_token} to fill and are returned as they"
                 " are. Pass `gen_length` to continue them."
             )
-        generated = [range(start, start + len(masks)) for start in starts]
-        return Canvas.of_texts(texts, generated, tokenizer, self.scheduler.config.suppressed_token_ids, in_blocks)
+        generated = [range(end, end + len(masks)) for end in ends]
+        suppressed = self.scheduler.config.suppressed_token_ids
+        starts = [row.start for row in rows]
+        return Canvas.of_texts(texts, generated, types, starts, tokenizer, suppressed, in_blocks)
 
     @torch.no_grad()
     def denoise(
@@ -409,13 +384,16 @@ class TextDiffusionPipeline(DiffusionPipeline):
         """Fills `active` positions in the columns `index` [batch, width]; yields counts of new tokens and of rows."""
         callback, tensor_names = callback
         sample, active, given = (x.gather(1, index) for x in (canvas.sample, active, canvas.given))
+        token_type_ids = None if canvas.token_type_ids is None else canvas.token_type_ids.gather(1, index)
         attention_mask = (index < torch.tensor(canvas.lengths)[:, None]).long()
         seq_len, device = sample.shape[1], self._execution_device
         # A rejected proposal leaves its row as it was: a time-agnostic model then needs its head only. Under
         # torch.compile that hook would mean a new graph a step.
         keeps_states = scheduler.noise.token_dependent and not conditions_on_time(self.model)
         cache = HiddenStateCache() if keeps_states and not is_compiled(self.model) else None
-        predict = Predictor(self.model, device, attention_mask, given, canvas.mask_token_id, guidance_scale, cache)
+        predict = Predictor(
+            self.model, device, attention_mask, token_type_ids, given, canvas.mask_token_id, guidance_scale, cache
+        )
 
         positions, timestep = scheduler.next_positions(sample, sampling["generator"], active)
         while len(positions):
@@ -444,21 +422,21 @@ class TextDiffusionPipeline(DiffusionPipeline):
     def finish(self, canvas: Canvas, output_type: str) -> TextDiffusionPipelineOutput:
         """What is on the canvas, finished or not."""
         sequences = canvas.sequences(self._execution_device)
-        texts = self.decode(sequences, canvas.generated) if output_type == "text" else None
+        texts = self.decode(sequences, canvas) if output_type == "text" else None
         return TextDiffusionPipelineOutput(sequences, texts, canvas.trajectories())
 
-    def decode(self, sequences: list[torch.LongTensor], generated: torch.BoolTensor) -> list[str]:
+    def decode(self, sequences: list[torch.LongTensor], canvas: Canvas) -> list[str]:
         """
-        Texts of the canvases without special tokens, cut at the first terminator among the `generated` positions.
+        Texts of the canvas without special tokens and sources, cut at the first terminator among the new tokens.
         """
         terminator = terminator_id(self.tokenizer)
         # A given unknown word stays, and so does a mask, of a text that is not finished.
         left_out = frame_ids(self.tokenizer) - {self.tokenizer.mask_token_id}
         texts = []
-        for sequence, is_generated in zip(sequences, generated, strict=True):
+        for sequence, is_generated, start in zip(sequences, canvas.generated, canvas.starts, strict=True):
             sequence = sequence.tolist()
             ends = [i for i, token in enumerate(sequence) if token == terminator and is_generated[i]]
-            texts.append([i for i in sequence[: ends[0] if ends else None] if i not in left_out])
+            texts.append([i for i in sequence[start : ends[0] if ends else None] if i not in left_out])
         return self.tokenizer.batch_decode(texts)
 
     def save_pretrained(

@@ -21,6 +21,7 @@ class Predictor:
         model ([`~transformers.PreTrainedModel`]): the denoiser, on `device`.
         device (`torch.device`): where the logits are wanted.
         attention_mask (`torch.LongTensor` of shape `[batch, seq]`): 0 for padding.
+        token_type_ids (`torch.LongTensor` of shape `[batch, seq]`, *optional*): segments.
         given (`torch.BoolTensor` of shape `[batch, seq]`): the prompt's tokens.
         mask_token_id (`int`): what stands in their place in the other half of guidance.
         guidance_scale (`float`): 1 for none.
@@ -30,6 +31,7 @@ class Predictor:
     model: PreTrainedModel
     device: torch.device
     attention_mask: torch.LongTensor
+    token_type_ids: torch.LongTensor | None
     given: torch.BoolTensor
     mask_token_id: int
     guidance_scale: float
@@ -43,30 +45,30 @@ class Predictor:
         rows stand at `times` [batch]; so few at a time that they are never held for a large batch. Rows without
         positions are not run.
         """
-        attention_mask, guided, size = self.attention_mask, self.guidance_scale != 1, sample.numel()
+        guided, size = self.guidance_scale != 1, sample.numel()
+        inputs = {"attention_mask": self.attention_mask, "token_type_ids": self.token_type_ids}
+        if self.attention_mask.all():  # without padding the model is spared the mask
+            del inputs["attention_mask"]
+        inputs = {name: value for name, value in inputs.items() if value is not None}
         if guided:  # the same canvas once more, without the prompt
             sample = torch.cat([sample, sample.masked_fill(self.given, self.mask_token_id)])
-            attention_mask, times = attention_mask.repeat(2, 1), times.repeat(2)
-        if attention_mask.all():  # without padding the model is spared the mask
-            attention_mask = None
+            inputs, times = {name: value.repeat(2, 1) for name, value in inputs.items()}, times.repeat(2)
         max_positions = MAX_ELEMENTS["cpu" if self.device.type == "cpu" else "other"] // self.model.config.vocab_size
         for part in row_groups(positions, sample.shape[1], max_positions, computes_all_logits(self.model)):
             asked = torch.cat([positions[part], positions[part] + size]) if guided else positions[part]
             if self.cache is not None:
-                logits = self.cache.logits_at(self.model, asked, sample, attention_mask, self.device)
+                logits = self.cache.logits_at(self.model, asked, sample, self.device, **inputs)
             else:
-                logits = self._logits_at(asked, sample, attention_mask, times)
+                logits = self._logits_at(asked, sample, times, inputs)
             if guided:
                 with_prompt, without = logits.float().chunk(2)
                 logits = without + self.guidance_scale * (with_prompt - without)
             yield part, logits
 
-    def _logits_at(self, positions, sample, attention_mask, times):
+    def _logits_at(self, positions, sample, times, inputs):
         seq_len = sample.shape[1]
         rows, row_of_position = torch.unique(positions // seq_len, return_inverse=True)
-        inputs = {"input_ids": sample[rows]}
-        if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask[rows]
+        inputs = {"input_ids": sample[rows], **{name: value[rows] for name, value in inputs.items()}}
         if conditions_on_time(self.model):
             inputs["timesteps"] = times[rows].float()
         inputs = {name: value.to(self.device, non_blocking=True) for name, value in inputs.items()}
