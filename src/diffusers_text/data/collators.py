@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .special_tokens import maskable_tokens
+from .special_tokens import maskable_tokens, terminator_id
 
 
 @dataclass
@@ -17,6 +17,9 @@ class DataCollatorForTextDiffusion:
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): the tokenizer that made the rows.
         pad_to_multiple_of (`int`, *optional*): round lengths up, as tensor cores like it.
+        fill_to (`int`, *optional*):
+            Fill shorter rows up to this length with terminators that count as text, so that a model learns to end a
+            text within a longer canvas (LLaDA, arXiv 2502.09992).
 
     A row holds `input_ids`, and where it has them `token_type_ids` and `prompt_length`, the number of tokens at its
     start that are given and not generated. A batch holds `input_ids` [batch, seq], `labels` [batch, seq] (the ids of
@@ -38,8 +41,11 @@ class DataCollatorForTextDiffusion:
 
     tokenizer: PreTrainedTokenizerBase
     pad_to_multiple_of: int | None = None
+    fill_to: int | None = None
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        if self.fill_to is not None:
+            rows = [self._filled(row) for row in rows]
         lengths = torch.tensor([len(row["input_ids"]) for row in rows])
         width = int(lengths.max())
         if self.pad_to_multiple_of is not None:
@@ -55,6 +61,13 @@ class DataCollatorForTextDiffusion:
         labelled = maskable_tokens(batch["input_ids"], self.tokenizer, inside) & (columns >= given[:, None])
         batch["labels"] = batch["input_ids"].masked_fill(~labelled, -100)
         return batch
+
+    def _filled(self, row):
+        missing = max(0, self.fill_to - len(row["input_ids"]))
+        row = {**row, "input_ids": [*row["input_ids"], *[terminator_id(self.tokenizer)] * missing]}
+        if "token_type_ids" in row:
+            row["token_type_ids"] = [*row["token_type_ids"], *[row["token_type_ids"][-1]] * missing]
+        return row
 
     @staticmethod
     def _padded(rows, name, inside, padding):

@@ -40,6 +40,10 @@ class TextDiffusionTrainingArguments(TrainingArguments):
             Smallest time that `"independent"` trains on (MDLM's cut). Evaluation has none.
         max_length (`int`, defaults to 128): longest row in tokens, special tokens included.
         packing (`bool`, defaults to `True`): join texts and cut them into rows, or keep a text a row.
+        fill_rows (`bool`, defaults to `False`):
+            Fill rows up to `max_length` with end-of-text tokens, which are trained like text: a model of rows that are
+            not packed needs that to learn where a text ends within a longer canvas (LLaDA, arXiv 2502.09992). The
+            bound then counts them, `end_of_text_share` says how many they are.
         text_column, source_column, target_column, prompt_column, completion_column (`str`):
             Where a dataset's texts are, or its pairs, of which the second part is generated.
         dataset_num_proc (`int`, *optional*): processes that tokenize.
@@ -110,6 +114,10 @@ class TextDiffusionTrainingArguments(TrainingArguments):
     time_epsilon: float = field(default=1e-3, metadata={"help": "Smallest time that 'independent' trains on."})
     max_length: int = field(default=128, metadata={"help": "Longest row in tokens, special tokens included."})
     packing: bool = field(default=True, metadata={"help": "Join texts and cut them into rows, or keep a text a row."})
+    fill_rows: bool = field(
+        default=False,
+        metadata={"help": "Fill rows up to --max_length with end-of-text tokens, which are trained like text."},
+    )
     text_column: str = field(default="text", metadata={"help": "Column of texts."})
     source_column: str = field(default="source", metadata={"help": "Column of texts that are given."})
     target_column: str = field(default="target", metadata={"help": "Column of texts to generate from a source."})

@@ -104,7 +104,8 @@ class TextDiffusionTrainer(Trainer):
         self.pipeline = TextDiffusionPipeline(model, processing_class, scheduler)
         self.pipeline.set_progress_bar_config(disable=True)
 
-        kwargs.setdefault("data_collator", DataCollatorForTextDiffusion(processing_class))
+        fill_to = args.max_length if args.fill_rows else None
+        kwargs.setdefault("data_collator", DataCollatorForTextDiffusion(processing_class, fill_to=fill_to))
         super().__init__(
             model,
             args,
@@ -350,8 +351,29 @@ class TextDiffusionTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _sample_texts(self) -> list[str]:
-        generators = [torch.Generator().manual_seed(i) for i in range(self.args.eval_samples)]
-        return self.pipeline(num_texts_per_prompt=self.args.eval_samples, generator=generators).texts
+        """Texts from nothing; or new ends for the evaluation's first rows, where these begin with what is given."""
+        count = self.args.eval_samples
+        generators = [torch.Generator().manual_seed(i) for i in range(count)]
+        is_dict = isinstance(self.eval_dataset, dict)
+        dataset = next(iter(self.eval_dataset.values())) if is_dict else self.eval_dataset
+        rows = [row for row, _ in zip(dataset, generators)]
+        if not rows or "prompt_length" not in rows[0]:
+            return self.pipeline(num_texts_per_prompt=count, generator=generators).texts
+        return [self._sample_ending(row, generator) for row, generator in zip(rows, generators)]
+
+    def _sample_ending(self, row, generator) -> str:
+        """What is given in a row, and what the model makes of the rest of its length."""
+        ids, given = torch.as_tensor(row["input_ids"]).long(), row["prompt_length"]
+        length = self.args.max_length if self.args.fill_rows else len(ids)
+        inputs = {"input_ids": torch.cat([ids[:given], ids[-1:]])}
+        if "token_type_ids" in row:
+            types = torch.as_tensor(row["token_type_ids"]).long()
+            inputs["token_type_ids"] = torch.cat([types[:given], types[-1:]])
+        output = self.pipeline(**inputs, gen_length=max(1, length - given - 1), generator=generator, output_type="seq")
+        tokenizer, new = self.processing_class, output.sequences[0][given:].tolist()
+        terminator = terminator_id(tokenizer)
+        new = new[: new.index(terminator)] if terminator in new else new
+        return f"{tokenizer.decode(ids[:given], skip_special_tokens=True)} => {tokenizer.decode(new)}"
 
     @contextmanager
     def ema_weights(self):
