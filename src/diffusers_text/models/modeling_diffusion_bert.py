@@ -58,8 +58,8 @@ class DiffusionBertLayer(BertLayer):
             return super().forward(hidden_states, attention_mask, *args, **kwargs)
         # Every position attends and is attended to; what follows concerns each position alone.
         context, _ = self.attention.self(hidden_states, attention_mask, **kwargs)
-        context, hidden_states = (x.flatten(0, 1)[positions_to_predict] for x in (context, hidden_states))
-        return self.feed_forward_chunk(self.attention.output(context, hidden_states))[None]
+        context, hidden_states = (x.flatten(0, 1)[positions_to_predict][None] for x in (context, hidden_states))
+        return self.feed_forward_chunk(self.attention.output(context, hidden_states))
 
 
 class DiffusionBertForMaskedDiffusion(BertForMaskedLM):
