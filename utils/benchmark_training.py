@@ -47,9 +47,7 @@ def make_trainer(model, tokenizer, **kwargs) -> TextDiffusionTrainer:
         counts = [0 if i in tokenizer.all_special_ids else 10**6 // (1 + i) for i in range(len(tokenizer))]
         counts[tokenizer.sep_token_id] = sum(counts) // 64
     scheduler = AbsorbingStateScheduler(schedule=schedule, token_counts=counts)
-    trainer = TextDiffusionTrainer(model, args, processing_class=tokenizer, scheduler=scheduler)
-    trainer._seen = None
-    return trainer
+    return TextDiffusionTrainer(model, args, processing_class=tokenizer, scheduler=scheduler)
 
 
 def make_batch(tokenizer, batch_size: int, length: int, device) -> dict[str, torch.Tensor]:

@@ -122,6 +122,8 @@ class TextDiffusionTrainer(Trainer):
         self.samples = []
         self.row_order = None
         self._staging = None  # the folder in which a checkpoint is being written
+        self._seen = self._total = None  # sums since the last log, and since training began
+        self._window_start = time.perf_counter()
         self.add_callback(StopOnSigterm(self))
         self.add_callback(OrderOfEpoch(self))
         if args.ema_decay > 0:
