@@ -9,16 +9,13 @@ from pathlib import Path
 import torch
 from datasets import Dataset, IterableDataset
 from huggingface_hub import upload_folder
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy, has_length, rotate_checkpoints
 from transformers.utils import PushInProgress, logging
 
 from ..data.collators import DataCollatorForTextDiffusion
-from ..data.preparation import prepare_completions, prepare_pairs, prepare_texts
 from ..data.special_tokens import terminator_id, token_settings
-from ..data.token_counts import count_tokens
 from ..losses import BoundTerms, continuous_time_terms, discrete_time_terms, masked_count_terms
 from ..models.loading import load_denoiser
 from ..models.sparse_head import conditions_on_time, has_adapter, logits_at, map_logits, max_sequence_length
@@ -31,10 +28,10 @@ from .checkpoints import STAGING_NAME, check_folder, explained_failure, find_che
 from .metrics import evaluation_figures, figures, row_sums
 from .noise import NoisyRows, evaluation_noise, row_key, training_noise
 from .order import RowOrder
+from .samples import sample_texts, write_samples
+from .setup import create_scheduler, prepare_dataset, prepare_evaluation, resumed_scheduler
 
 logger = logging.get_logger(__name__)
-
-NOISE_SETTINGS = ("schedule", "spindle_lambda", "spindle_information", "spindle_mean")
 
 
 class TextDiffusionTrainer(Trainer):
@@ -88,18 +85,21 @@ class TextDiffusionTrainer(Trainer):
     ):
         if isinstance(model, str):
             model = load_denoiser(model, args.time_conditioning)
+        conditioning = model.config.to_dict().get("time_conditioning", "none")
+        if args.time_conditioning not in ("none", conditioning):
+            raise ValueError(
+                f"`time_conditioning` is {args.time_conditioning!r} in `args`, but {conditioning!r} in `model`: load"
+                " the model with `load_denoiser`."
+            )
         token_settings(processing_class)  # raises without a mask token
         if args.max_length > (limit := max_sequence_length(model)):
             raise ValueError(f"`max_length` is {args.max_length}, but the model takes at most {limit} tokens.")
         check_folder(args.output_dir)
         train_dataset = prepare_dataset(train_dataset, processing_class, args)
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {name: prepare_dataset(d, processing_class, args) for name, d in eval_dataset.items()}
-        else:
-            eval_dataset = prepare_dataset(eval_dataset, processing_class, args)
+        eval_dataset = prepare_evaluation(eval_dataset, processing_class, args)
         self.resumed_from = find_checkpoint(args.output_dir, args.resume_from_checkpoint)
         if scheduler is None:
-            scheduler = self._create_scheduler(args, processing_class, train_dataset)
+            scheduler = create_scheduler(args, processing_class, train_dataset, self.resumed_from)
         # Also checks that the parts belong together, and knows their classes however the model will be wrapped.
         self.pipeline = TextDiffusionPipeline(model, processing_class, scheduler)
         self.pipeline.set_progress_bar_config(disable=True)
@@ -131,18 +131,6 @@ class TextDiffusionTrainer(Trainer):
         self.add_callback(PlotAtEnd())
 
     # --- Set-up ---
-
-    def _create_scheduler(self, args, tokenizer, train_dataset) -> AbsorbingStateScheduler:
-        """The noise that `args` describe; a checkpoint that training resumes from brings its token counts."""
-        settings = {name: getattr(args, name) for name in NOISE_SETTINGS}
-        settings |= {**token_settings(tokenizer), "gen_length": args.max_length - 2, "corpus": args.corpus_name}
-        if self.resumed_from is not None:
-            return _resumed_scheduler(self.resumed_from, settings)
-        if args.schedule == "spindle":
-            if train_dataset is None:
-                raise ValueError("`schedule='spindle'` needs a `train_dataset` to count tokens on, or a `scheduler`.")
-            settings["token_counts"] = count_tokens(_generated_ids(train_dataset), tokenizer)
-        return AbsorbingStateScheduler(**settings)
 
     def _check_devices(self):
         args = self.args
@@ -309,6 +297,7 @@ class TextDiffusionTrainer(Trainer):
             `eval_loss` is the bound.
         """
         is_outermost, start = metric_key_prefix == "eval", time.perf_counter()
+        eval_dataset = prepare_evaluation(eval_dataset, self.processing_class, self.args)
         with self.ema_weights():
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
             if is_outermost and self.args.eval_samples > 0 and self._can_sample:
@@ -340,42 +329,11 @@ class TextDiffusionTrainer(Trainer):
         return {"loss": result["bound"], **result}
 
     def _write_samples(self):
-        """Texts of the model, on the screen and in `samples/` of the output folder, by the same seed every time."""
+        """Texts of the model, on the screen and in `samples/` of the output folder, by the same seeds every time."""
         if self.is_world_process_zero():
-            self.samples = self._sample_texts()
-            name = f"step-{self.state.global_step}.txt"
-            folder = Path(self.args.output_dir, "samples")
-            folder.mkdir(exist_ok=True)
-            (folder / f".{name}").write_text("\n".join(self.samples) + "\n", encoding="utf-8")
-            (folder / f".{name}").replace(folder / name)
-            for text in self.samples:
-                tqdm.write(f"  * {text}")
+            self.samples = sample_texts(self.pipeline, self.args, self.eval_dataset)
+            write_samples(self.samples, Path(self.args.output_dir, "samples"), self.state.global_step)
         self.accelerator.wait_for_everyone()
-
-    def _sample_texts(self) -> list[str]:
-        """Texts from nothing; or new ends for the evaluation's first rows, where these begin with what is given."""
-        count = self.args.eval_samples
-        generators = [torch.Generator().manual_seed(i) for i in range(count)]
-        is_dict = isinstance(self.eval_dataset, dict)
-        dataset = next(iter(self.eval_dataset.values())) if is_dict else self.eval_dataset
-        rows = [row for row, _ in zip(dataset, generators)]
-        if not rows or "prompt_length" not in rows[0]:
-            return self.pipeline(num_texts_per_prompt=count, generator=generators).texts
-        return [self._sample_ending(row, generator) for row, generator in zip(rows, generators)]
-
-    def _sample_ending(self, row, generator) -> str:
-        """What is given in a row, and what the model makes of the rest of its length."""
-        ids, given = torch.as_tensor(row["input_ids"]).long(), row["prompt_length"]
-        length = self.args.max_length if self.args.fill_rows else len(ids)
-        inputs = {"input_ids": torch.cat([ids[:given], ids[-1:]])}
-        if "token_type_ids" in row:
-            types = torch.as_tensor(row["token_type_ids"]).long()
-            inputs["token_type_ids"] = torch.cat([types[:given], types[-1:]])
-        output = self.pipeline(**inputs, gen_length=max(1, length - given - 1), generator=generator, output_type="seq")
-        tokenizer, new = self.processing_class, output.sequences[0][given:].tolist()
-        terminator = terminator_id(tokenizer)
-        new = new[: new.index(terminator)] if terminator in new else new
-        return f"{tokenizer.decode(ids[:given], skip_special_tokens=True)} => {tokenizer.decode(new)}"
 
     @contextmanager
     def ema_weights(self):
@@ -413,7 +371,7 @@ class TextDiffusionTrainer(Trainer):
             resume_from_checkpoint = args.resume_from_checkpoint
         self.resumed_from = find_checkpoint(args.output_dir, resume_from_checkpoint)
         if self.resumed_from is not None:
-            self.pipeline.scheduler = _resumed_scheduler(self.resumed_from, self.pipeline.scheduler.config)
+            self.pipeline.scheduler = resumed_scheduler(self.resumed_from, self.pipeline.scheduler.config)
         if args.should_save:
             shutil.rmtree(Path(args.output_dir, STAGING_NAME), ignore_errors=True)
         self.accelerator.wait_for_everyone()
@@ -552,54 +510,6 @@ class TextDiffusionTrainer(Trainer):
             self.push_in_progress.jobs.extend(jobs)
         else:
             self.push_in_progress = PushInProgress(jobs)
-
-
-def prepare_dataset(dataset, tokenizer, args):
-    r"""
-    Tokenizes a dataset with a column of texts, pairs, or prompts and completions, in the first process, so that the
-    others find it cached; one with `input_ids` stays as it is.
-
-    Raises:
-        ValueError: columns that `args` do not name.
-    """
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        return dataset
-    columns = set(dataset.column_names or next(iter(dataset), {}))
-    if "input_ids" in columns:
-        return dataset
-    with args.main_process_first(desc="tokenizing"):
-        for prepare, first, second in (
-            (prepare_pairs, args.source_column, args.target_column),
-            (prepare_completions, args.prompt_column, args.completion_column),
-        ):
-            if {first, second} <= columns:
-                return prepare(dataset, tokenizer, args.max_length, first, second, args.dataset_num_proc)
-        if args.text_column in columns:
-            return prepare_texts(
-                dataset, tokenizer, args.max_length, args.text_column, args.packing, args.dataset_num_proc
-            )
-    raise ValueError(
-        f"The dataset has the columns {sorted(columns)}: name its texts with `text_column` (now {args.text_column!r}),"
-        " its pairs with `source_column` and `target_column`, or its continuations with `prompt_column` and"
-        " `completion_column`."
-    )
-
-
-def _generated_ids(dataset):
-    """The token ids of rows, without those that are given."""
-    return (row["input_ids"][row.get("prompt_length", 0) :] for row in dataset)
-
-
-def _resumed_scheduler(checkpoint: str, settings) -> AbsorbingStateScheduler:
-    """The scheduler that a checkpoint holds; raises where `settings` ask for another noise."""
-    scheduler = AbsorbingStateScheduler.from_pretrained(checkpoint)
-    for name in NOISE_SETTINGS:
-        if scheduler.config[name] != settings[name]:
-            raise ValueError(
-                f"{checkpoint} was trained with {name}={scheduler.config[name]!r}, not with {settings[name]!r}: resume"
-                " with the arguments it began with."
-            )
-    return scheduler
 
 
 __all__ = ["TextDiffusionTrainer"]
