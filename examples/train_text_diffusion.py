@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field
 
 from transformers import AutoTokenizer, HfArgumentParser, set_seed
+from transformers.trainer_utils import has_length
 
 from diffusers_text import TextDiffusionTrainer, TextDiffusionTrainingArguments, load_denoiser, load_splits
 
@@ -48,14 +49,18 @@ class DataArguments:
 
 
 def take(dataset, rows):
-    """The first `rows` of a dataset, all for None."""
-    return dataset if rows is None else dataset.take(rows)
+    """The first `rows` of a dataset or stream, all for None."""
+    return dataset if rows is None else dataset.take(min(rows, len(dataset)) if has_length(dataset) else rows)
 
 
-def add_adapter(model, args: ModelArguments):
+def add_adapter(model, args: ModelArguments, time_conditioning: str):
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=args.lora_r, lora_alpha=args.lora_alpha, target_modules=args.lora_target_modules)
+    # New parts of the model, which tell it the time, are trained whole.
+    new = None if time_conditioning == "none" else ["time_mlp"]
+    config = LoraConfig(
+        r=args.lora_r, lora_alpha=args.lora_alpha, target_modules=args.lora_target_modules, modules_to_save=new
+    )
     return get_peft_model(model, config)
 
 
@@ -69,7 +74,7 @@ def main(arguments: list[str] | None = None):
     tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name or model_args.model_name_or_path)
     model = load_denoiser(model_args.model_name_or_path, args.time_conditioning, model_args.from_scratch)
     if model_args.use_peft:
-        model = add_adapter(model, model_args)
+        model = add_adapter(model, model_args, args.time_conditioning)
     train, validation = load_splits(
         data_args.dataset_name,
         data_args.dataset_config_name,

@@ -60,7 +60,7 @@ def make_batch(tokenizer, batch_size: int, length: int, device) -> dict[str, tor
     return {
         "input_ids": input_ids.to(device),
         "labels": labels.to(device),
-        "rows_of_step": torch.arange(batch_size),
+        "rows_of_step": [*range(batch_size)],
     }
 
 
@@ -116,7 +116,7 @@ def make_steps(size: str, batch_size: int, length: int, device: str) -> tuple[di
     ours = make_trainer(model, tokenizer, **settings)
     chunked = make_trainer(model, tokenizer, head_chunk_size=CHUNK_SIZE, **settings)
     spindle = make_trainer(model, tokenizer, schedule="spindle", **settings)
-    maskable, rows = batch["labels"] != -100, batch["rows_of_step"].tolist()
+    maskable, rows = batch["labels"] != -100, batch["rows_of_step"]
     noise = training_noise(ours.pipeline.scheduler, batch["input_ids"], maskable, ours.args, 0, rows, batch_size)
     steps = {
         "ours": lambda: trainer_step(ours, batch),

@@ -132,7 +132,7 @@ def main():
             print(f"{row['variant']}, seed {seed}: {figures['eval_bound']:.4f}", flush=True)
             if seed == 0:  # at the start, and where the first variant's training ended
                 batch = trainer.data_collator([rows[i] for i in range(args.batch_size)])
-                batch["rows_of_step"] = torch.arange(args.batch_size)
+                batch["rows_of_step"] = [*range(args.batch_size)]
                 for place, weights in (("start", load_denoiser(checkpoint).state_dict()), ("end", trained)):
                     model.load_state_dict(weights)
                     noise, deviation = gradient_noise(trainer, batch, args.draws)

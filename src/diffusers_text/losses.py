@@ -144,12 +144,17 @@ class BoundTerms(NamedTuple):
     rows: torch.LongTensor
 
 
-def continuous_time_terms(scheduler, logits, sample, noisy_sample, timesteps, positions=None) -> BoundTerms:
-    """[`continuous_time_bound`] before it is summed."""
+def continuous_time_terms(
+    scheduler, logits, sample, noisy_sample, timesteps, positions=None, overwrite_logits=False
+) -> BoundTerms:
+    """
+    [`continuous_time_bound`] before it is summed. With `overwrite_logits` the backward pass writes the gradient into
+    the logits' own memory, which nobody may use any more; going backward twice is then an error of autograd's.
+    """
     check_times(timesteps, len(sample), above_zero=True)
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions)
     rate = scheduler.noise.rate(masked.times, masked.true_offsets)
-    log_p, expected_rate, log_pi, correct = _predict(scheduler, masked, scheduler.noise.rate)
+    log_p, expected_rate, log_pi, correct = _predict(scheduler, masked, scheduler.noise.rate, overwrite_logits)
     nats = -rate * log_p
     if scheduler.noise.token_dependent:
         model_rate = scheduler.noise.rate(masked.times, masked.offsets)
@@ -157,8 +162,10 @@ def continuous_time_terms(scheduler, logits, sample, noisy_sample, timesteps, po
     return _bound_terms(nats, log_p, log_pi, correct, masked, scheduler.mask_token_id)
 
 
-def discrete_time_terms(scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions=None) -> BoundTerms:
-    """[`discrete_time_bound`] before it is summed."""
+def discrete_time_terms(
+    scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions=None, overwrite_logits=False
+) -> BoundTerms:
+    """[`discrete_time_bound`] before it is summed; `overwrite_logits` as in [`continuous_time_terms`]."""
     check_positive_int("num_steps", num_steps)
     check_times(timesteps, len(sample), above_zero=True)
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positions)
@@ -168,7 +175,10 @@ def discrete_time_terms(scheduler, logits, sample, noisy_sample, timesteps, num_
     prev_times = (index - 1) / num_steps
     stay = scheduler.noise.stay_probability(masked.times, prev_times, masked.true_offsets)
     log_p, expected_stay, log_pi, correct = _predict(
-        scheduler, masked, lambda t, h: scheduler.noise.stay_probability(t, prev_times.view_as(t), h)
+        scheduler,
+        masked,
+        lambda t, h: scheduler.noise.stay_probability(t, prev_times.view_as(t), h),
+        overwrite_logits,
     )
     reveal = 1 - stay
     nats = -reveal * log_p
@@ -181,12 +191,16 @@ def discrete_time_terms(scheduler, logits, sample, noisy_sample, timesteps, num_
     return _bound_terms(num_steps * nats, log_p, log_pi, correct, masked, scheduler.mask_token_id)
 
 
-def masked_count_terms(scheduler, logits, sample, noisy_sample, positions=None, maskable=None) -> BoundTerms:
-    """[`masked_count_bound`] before it is summed."""
+def masked_count_terms(
+    scheduler, logits, sample, noisy_sample, positions=None, maskable=None, overwrite_logits=False
+) -> BoundTerms:
+    """[`masked_count_bound`] before it is summed; `overwrite_logits` as in [`continuous_time_terms`]."""
     if scheduler.noise.token_dependent:
         raise ValueError(f"The schedule {scheduler.config.schedule!r} depends on the token: its bound needs times.")
     masked = _masked_positions(scheduler, logits, sample, noisy_sample, None, positions)
-    log_pi, _, correct = SubsPrediction.apply(masked.logits, masked.targets, scheduler.mask_token_id, None)
+    log_pi, _, correct = SubsPrediction.apply(
+        masked.logits, masked.targets, scheduler.mask_token_id, None, overwrite_logits
+    )
     was_masked = (noisy_sample == scheduler.mask_token_id) & (sample != scheduler.mask_token_id)
     lengths = torch.full_like(was_masked[:, 0], sample.shape[1], dtype=torch.long)
     lengths = lengths if maskable is None else maskable.sum(dim=1)
@@ -236,7 +250,7 @@ def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positi
 
 
 def _predict(
-    scheduler, masked: _Masked, ratio
+    scheduler, masked: _Masked, ratio, overwrite_logits
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """
     log p_x and sum_k p_k ratio_k, where `ratio(times, h)` divides something by g(times), then log pi_x and whether x
@@ -248,13 +262,17 @@ def _predict(
     logits, mask_token_id, h = masked.logits, scheduler.mask_token_id, masked.vocabulary_offsets
     dtype = _loss_dtype(logits)
     if not scheduler.noise.token_dependent:
-        log_pi, _, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, None)
+        log_pi, _, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, None, overwrite_logits)
         return log_pi, None, log_pi, correct
     if not scheduler.config.tilt:
         ratios = ratio(masked.times[:, None].to(dtype), h.to(dtype))
-        log_pi, expected, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, ratios)
+        log_pi, expected, correct = SubsPrediction.apply(
+            logits, masked.targets, mask_token_id, ratios, overwrite_logits
+        )
         return log_pi.to(masked.times), expected.to(masked.times), log_pi, correct
-    log_pi, mean_offset, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, h.to(dtype))
+    log_pi, mean_offset, correct = SubsPrediction.apply(
+        logits, masked.targets, mask_token_id, h.to(dtype), overwrite_logits
+    )
     mean_offset = mean_offset.to(masked.times)
     g, mean_g = scheduler.noise.g(masked.times, masked.offsets), scheduler.noise.g(masked.times, mean_offset)
     log_p = log_pi.to(masked.times) + g.log() - mean_g.log()
@@ -267,14 +285,14 @@ class SubsPrediction(torch.autograd.Function):
     the most probable token, bool [n].
 
     Forward and backward each pass over the logits [n, vocab] once, a chunk of rows at a time that stays in cache, and
-    keep nothing of that size beside them. Half precision ends here: weights of 1 / t are out of its range. `weights`
-    [1 or n, vocab] get no gradient.
+    keep nothing of that size beside them; with `overwrite_logits` the gradient takes their place. Half precision ends
+    here: weights of 1 / t are out of its range. `weights` [1 or n, vocab] get no gradient.
     """
 
     CHUNK = 2**18  # elements of a chunk, 1 MB in float32: it and its temporaries stay in cache
 
     @staticmethod
-    def forward(ctx, logits, targets, mask_token_id, weights):
+    def forward(ctx, logits, targets, mask_token_id, weights, overwrite_logits=False):
         n, vocab_size = logits.shape
         log_target = logits.new_empty(n, dtype=_loss_dtype(logits))
         log_normalizer, expected = torch.empty_like(log_target), torch.zeros_like(log_target)
@@ -289,7 +307,7 @@ class SubsPrediction(torch.autograd.Function):
                 pi = scores.sub_(log_normalizer[rows, None]).exp_()
                 expected[rows] = pi @ weights[0] if len(weights) == 1 else (pi * weights[rows]).sum(dim=-1)
         ctx.save_for_backward(logits, targets, weights, log_normalizer, expected)
-        ctx.mask_token_id = mask_token_id
+        ctx.mask_token_id, ctx.overwrite_logits = mask_token_id, overwrite_logits
         ctx.mark_non_differentiable(correct)
         return log_target, None if weights is None else expected, correct
 
@@ -297,7 +315,7 @@ class SubsPrediction(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_log_target, grad_expected, _):
         logits, targets, weights, log_normalizer, expected = ctx.saved_tensors
-        grad_logits = torch.empty_like(logits)
+        grad_logits = logits if ctx.overwrite_logits else torch.empty_like(logits)
         for rows in SubsPrediction.chunks(*logits.shape):
             pi = SubsPrediction.scores(logits[rows], ctx.mask_token_id).sub_(log_normalizer[rows, None]).exp_()
             # d log pi_x / d logit_k = [k = x] - pi_k;   d sum_j pi_j w_j / d logit_k = pi_k (w_k - sum_j pi_j w_j)
@@ -309,7 +327,7 @@ class SubsPrediction(torch.autograd.Function):
                 pi.mul_(grad_expected[rows, None] * chunk_weights - constant[:, None])
             pi.scatter_add_(-1, targets[rows, None], grad_log_target[rows, None])
             grad_logits[rows] = pi.to(logits.dtype)
-        return grad_logits, None, None, None
+        return grad_logits, None, None, None, None
 
     @staticmethod
     def chunks(n, vocab_size):

@@ -5,7 +5,14 @@ from pathlib import Path
 from datasets import Dataset, IterableDataset, load_dataset
 
 # Readers of `datasets` by the ending of a file.
-READERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+READERS = {
+    ".txt": ("text", {}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".parquet": ("parquet", {}),
+}
 
 
 def load_splits(
@@ -46,6 +53,8 @@ def load_splits(
     """
     if (dataset_name is None) == (train_file is None):
         raise ValueError(f"Pass one of `dataset_name` and `train_file`, got {dataset_name!r} and {train_file!r}.")
+    if dataset_name is not None and validation_file is not None:
+        raise ValueError("`validation_file` goes with `train_file`; a dataset brings its own 'validation' split.")
     if not 0 < validation_split_percentage < 100:
         raise ValueError(
             f"`validation_split_percentage` must lie between 0 and 100, got {validation_split_percentage!r}."
@@ -57,8 +66,7 @@ def load_splits(
         if validation_file is not None:
             files["validation"] = _as_list(validation_file)
         reader = _reader([path for paths in files.values() for path in paths])
-        settings = {"sep": "\t"} if files["train"][0].endswith(".tsv") else {}
-        splits = load_dataset(reader, data_files=files, streaming=streaming, **settings)
+        splits = load_dataset(reader[0], data_files=files, streaming=streaming, **reader[1])
     if "train" not in splits:
         raise ValueError(f"{dataset_name!r} has the splits {sorted(splits)}, and no 'train'.")
     train = splits["train"]
@@ -79,13 +87,13 @@ def _as_list(files) -> list[str]:
     return [files] if isinstance(files, str) else [*files]
 
 
-def _reader(files: list[str]) -> str:
-    """The reader of `datasets` for all `files`."""
-    endings = {Path(path).suffix for path in files}
-    readers = {READERS.get(ending) for ending in endings}
-    if len(readers) > 1 or None in readers:
-        raise ValueError(f"Files must be of one kind, of {sorted(READERS)}, got {sorted(endings)}.")
-    return readers.pop()
+def _reader(files: list[str]) -> tuple[str, dict]:
+    """The reader of `datasets` for all `files`, and its settings."""
+    endings = sorted({Path(path).suffix for path in files})
+    readers = [READERS.get(ending) for ending in endings]
+    if None in readers or any(reader != readers[0] for reader in readers):
+        raise ValueError(f"Files must be of one kind, of {sorted(READERS)}, got {endings}.")
+    return readers[0]
 
 
 __all__ = ["load_splits"]

@@ -8,7 +8,6 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from diffusers.utils.torch_utils import is_compiled_module
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
@@ -105,17 +104,22 @@ def logits_at(model: nn.Module, positions: torch.LongTensor, **inputs) -> torch.
         return model(**inputs, return_dict=True).logits[0]
 
 
-def map_logits(model: nn.Module, positions: torch.LongTensor, chunk_size: int, function, **inputs) -> list:
+def sum_over_logits(
+    model: nn.Module, positions: torch.LongTensor, chunk_size: int, function, **inputs
+) -> tuple[torch.Tensor, list]:
     r"""
-    `function(logits [m, vocab], positions [m])` of consecutive chunks of the positions. The encoder runs once; the
-    logits of a chunk live while `function` works on them, and again in the backward pass.
+    The sum of a loss over chunks of positions, whose logits are in memory a chunk at a time. The encoder runs once. A
+    chunk's gradient is taken as soon as its loss is known, so that nothing is computed twice.
 
     Args:
         model: the model, possibly wrapped for several devices, but not compiled and with whole parameters.
         positions (`torch.LongTensor` of shape `[n]`): flat indices over `batch * seq`.
         chunk_size (`int`): positions in a chunk.
-        function: what is to be done with logits.
+        function: `function(logits [m, vocab], positions [m]) -> (loss, result)`, the loss a scalar.
         inputs: keyword arguments of the model's forward, as for [`logits_at`].
+
+    Returns:
+        `torch.Tensor`, a scalar, and the list of the chunks' results, which carry no gradient.
     """
     inner = unwrap_model(model)
     chosen = {"positions_to_predict": positions} if isinstance(inner, DiffusionBertForMaskedDiffusion) else {}
@@ -128,17 +132,53 @@ def map_logits(model: nn.Module, positions: torch.LongTensor, chunk_size: int, f
     with _hidden_states_replaced(model, keep) as outputs:
         model(**inputs, **chosen, return_dict=True)
     first_row = {name: value[:1] for name, value in inputs.items()}
+    results = []
 
-    def run(states, chunk):
+    def loss_of(states, chunk):
         encoder_output = copy.copy(outputs[0])
         encoder_output.last_hidden_state = states[None]  # [1, m, hidden]
         own = {"positions_to_predict": chunk} if chosen else {}
         with _encoder_skipped(model, encoder_output):
             logits = inner(**first_row, **own, return_dict=True).logits
-        return function(logits.flatten(0, -2), chunk)
+        loss, result = function(logits.flatten(0, -2), chunk)
+        results.append(result)
+        return loss
 
-    chunks = zip(kept[0].split(chunk_size), positions.split(chunk_size))
-    return [checkpoint(run, states, chunk, use_reentrant=False) for states, chunk in chunks]
+    parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
+    return _LossOfChunks.apply(kept[0], positions, chunk_size, loss_of, *parameters), results
+
+
+class _LossOfChunks(torch.autograd.Function):
+    """The sum of `loss_of(states, positions)` over chunks of `states` [n, hidden], with the gradients of each."""
+
+    @staticmethod
+    def forward(ctx, states, positions, chunk_size, loss_of, *parameters):
+        total, of_states, of_parameters = states.new_zeros((), dtype=torch.float32), [], [None] * len(parameters)
+        for rows, chunk in zip(states.split(chunk_size), positions.split(chunk_size)):
+            if not any(ctx.needs_input_grad):
+                total = total + loss_of(rows, chunk)
+                continue
+            with torch.enable_grad():
+                rows = rows.detach().requires_grad_()
+                loss = loss_of(rows, chunk)
+                of_rows, *gradients = torch.autograd.grad(loss, [rows, *parameters], allow_unused=True)
+            total = total + loss.detach()
+            of_states.append(of_rows)
+            for i in range(len(parameters)):  # one by one: a vocabulary's gradient is as large as many logits
+                gradient, gradients[i] = gradients[i], None
+                if of_parameters[i] is None:
+                    of_parameters[i] = gradient
+                elif gradient is not None:
+                    of_parameters[i] += gradient
+                del gradient
+        ctx.of_states, ctx.of_parameters = torch.cat(of_states) if of_states else None, of_parameters
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_total):
+        gradients = [None if gradient is None else gradient.mul_(grad_total) for gradient in ctx.of_parameters]
+        return ctx.of_states * grad_total, None, None, None, *gradients
 
 
 class HiddenStateCache:
@@ -257,7 +297,7 @@ __all__ = [
     "has_adapter",
     "is_compiled",
     "logits_at",
-    "map_logits",
     "max_sequence_length",
+    "sum_over_logits",
     "unwrap_model",
 ]

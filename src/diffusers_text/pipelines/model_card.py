@@ -67,8 +67,8 @@ def create_model_card(
     if schedule == "spindle":
         schedule += f" (lambda {config.spindle_lambda}, {config.spindle_information}, {config.spindle_mean} mean)"
     names = [datasets] if isinstance(datasets, str) else datasets or []
-    data = ", ".join(f"`{name}`" for name in names) or "Not stated."
-    if config.corpus is not None:
+    data = ", ".join(f"`{name}`" for name in names) or config.corpus or "Not stated."
+    if config.corpus is not None and config.token_counts is not None:
         data += f" Token frequencies were counted on {config.corpus}."
     return ModelCard(
         TEMPLATE.format(

@@ -16,6 +16,7 @@ from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.special_tokens import frame_ids, terminator_id, token_settings
+from ..files import move_files
 from ..models.sparse_head import (
     HiddenStateCache,
     conditions_on_time,
@@ -471,18 +472,9 @@ class TextDiffusionPipeline(DiffusionPipeline):
             )
         save_directory = Path(save_directory)
         save_directory.mkdir(parents=True, exist_ok=True)
-        written = set()
         with tempfile.TemporaryDirectory(dir=save_directory, prefix=".saving-") as folder:
             super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
-            for new in [path for path in Path(folder).rglob("*") if path.is_file()]:
-                target = save_directory / new.relative_to(folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                new.replace(target)
-                written.add(target)
-        # One file would be loaded in place of newer shards, and old shards by nobody.
-        for pattern in _weight_patterns(variant):
-            for old in set(save_directory.glob(pattern)) - written:
-                old.unlink()
+            move_files(Path(folder), save_directory, _weight_patterns(variant))
         if push_to_hub:
             repo_id = push_kwargs.pop("repo_id", save_directory.resolve().name)
             self.push_to_hub(repo_id, variant=variant, max_shard_size=max_shard_size, **push_kwargs)

@@ -140,17 +140,24 @@ class TextDiffusionTrainingArguments(TrainingArguments):
         self._check()
         if self.mask_sampling is None:
             self.mask_sampling = "count" if self._count_is_possible() else "independent"
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self.greater_is_better = self.metric_for_best_model.endswith("accuracy")
         super().__post_init__()
+        if self.accelerator_config.split_batches or self.accelerator_config.dispatch_batches:
+            raise ValueError("`accelerator_config` must have neither `split_batches` nor `dispatch_batches`.")
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False  # there is nothing to pin for, and torch would warn
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # all are used, also in a batch that nothing is masked in
         self.accelerator_config.dispatch_batches = False  # rows of unequal length cannot be put together and split
 
     def _count_is_possible(self):
         return self.objective == "continuous" and NOISE_SCHEDULES[self.schedule].spread is None
 
     def _check(self):
-        for name in ("num_diffusion_steps", "max_length"):
-            check_positive_int(name, getattr(self, name))
+        check_positive_int("num_diffusion_steps", self.num_diffusion_steps)
+        if type(self.max_length) is not int or self.max_length < 3:
+            raise ValueError(f"`max_length` must be an integer >= 3, got {self.max_length!r}.")
         for name in ("head_chunk_size", "dataset_num_proc"):
             if getattr(self, name) is not None:
                 check_positive_int(name, getattr(self, name))
@@ -175,8 +182,21 @@ class TextDiffusionTrainingArguments(TrainingArguments):
             raise ValueError(f"`eval_draws` must be an integer >= 2, for a standard error, got {self.eval_draws!r}.")
         if not isinstance(self.eval_samples, int) or self.eval_samples < 0:
             raise ValueError(f"`eval_samples` must be an integer >= 0, got {self.eval_samples!r}.")
-        if not self.average_tokens_across_devices:
-            raise ValueError("`average_tokens_across_devices` must be True: the loss is a mean over all tokens.")
+        # What would lose rows or columns, or count tokens otherwise than the loss that is logged.
+        for name, wanted, why in (
+            ("average_tokens_across_devices", True, "the loss is a mean over all tokens"),
+            ("remove_unused_columns", False, "the collator needs columns that the model does not take"),
+            ("dataloader_drop_last", False, "the last rows count like all others"),
+            ("eval_do_concat_batches", True, "figures are of all rows"),
+            ("label_smoothing_factor", 0.0, "a bound has none"),
+        ):
+            if getattr(self, name) != wanted:
+                raise ValueError(f"`{name}` must be {wanted}: {why}.")
+        if self.train_sampling_strategy not in ("random", "sequential", "group_by_length"):
+            raise ValueError(
+                "`train_sampling_strategy` must be 'random', 'sequential' or 'group_by_length', got"
+                f" {self.train_sampling_strategy!r}."
+            )
 
 
 __all__ = ["TextDiffusionTrainingArguments"]

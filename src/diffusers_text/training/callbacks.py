@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ class WeightAverage(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         trainer = self.trainer
         trainer.ema = EMAModel(trainer.trained_parameters(), decay=args.ema_decay, foreach=True)
+        trainer.ema.to(dtype=torch.float32)  # in half precision an average soon takes no more part in what it is of
         if trainer.resumed_from is not None:
             trainer.load_ema(trainer.resumed_from)
 
@@ -40,26 +42,40 @@ class StopOnSigterm(TrainerCallback):
     def __init__(self, trainer):
         self.trainer = trainer
         self.received = False
-        self.previous = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.received, self.trainer.was_stopped = False, False
-        if threading.current_thread() is threading.main_thread():  # the only one that signals reach
-            self.previous = signal.signal(signal.SIGTERM, self._receive)
+    @contextmanager
+    def installed(self):
+        """While open, SIGTERM is waited for; a signal handler needs the main thread."""
+        self.received = self.trainer.was_stopped = False
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.signal(signal.SIGTERM, self._receive)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)
 
     def _receive(self, signum, frame):
         self.received = True
 
     def on_step_end(self, args, state, control, **kwargs):
         received = torch.tensor([float(self.received)], device=args.device)
-        if self.trainer.accelerator.gather(received).any():
-            logger.warning(f"SIGTERM: saving step {state.global_step} and stopping.")
-            self.trainer.was_stopped = True
-            control.should_save = control.should_training_stop = True
+        if not self.trainer.accelerator.gather(received).any():
+            return
+        logger.warning(f"SIGTERM: saving step {state.global_step} and stopping.")
+        self.trainer.was_stopped = state.global_step < state.max_steps
+        self.trainer._save_checkpoint(self.trainer.model_wrapped, trial=None)
+        self._do_nothing_else(control)
+        control.should_training_stop = True
 
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.previous is not None:
-            signal.signal(signal.SIGTERM, self.previous)
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.trainer.was_stopped:  # whoever stops a process does not wait for an evaluation
+            self._do_nothing_else(control)
+
+    @staticmethod
+    def _do_nothing_else(control):
+        control.should_save = control.should_evaluate = False
 
 
 class PlotAtEnd(TrainerCallback):
@@ -70,11 +86,14 @@ class PlotAtEnd(TrainerCallback):
             draw_training(state.log_history, Path(args.output_dir, "loss.png"))
 
 
-class OrderOfEpoch(TrainerCallback):
-    """Tells the order of rows which epoch begins, also one that training resumes in."""
+class BeginRun(TrainerCallback):
+    """Begins the figures of an attempt to train, and the order of rows of each epoch, also where training resumes."""
 
     def __init__(self, trainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer.begin_figures()
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         if self.trainer.row_order is not None:

@@ -1,7 +1,6 @@
 """Checkpoints that are whole or not there."""
 
 import json
-import os
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -15,6 +14,9 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 STAGING_NAME = ".saving"  # where a folder is filled before it gets its name
+# What a pipeline of another layout may have left in a folder: diffusers' own, which would be loaded in place of the
+# flat one, and weights in another number of files.
+STALE_PATTERNS = ["model/*", "tokenizer/*", "scheduler/*", "model.safetensors*", "model-*-of-*.safetensors"]
 
 
 def find_checkpoint(output_dir: str, resume_from_checkpoint: str | bool | None) -> str | None:
@@ -79,18 +81,3 @@ def explained_failure(what: str, folder: str):
         raise OSError(
             f"{what} could not be saved in {str(folder)!r}: {error}. Older files there are whole."
         ) from error
-
-
-def move_files(source: Path, target: Path):
-    """Moves all files of `source` into `target`, each replaced at once, weights of another layout removed."""
-    moved = set()
-    for new in [path for path in source.rglob("*") if path.is_file()]:
-        place = target / new.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(new, place)
-        moved.add(place)
-    # One file would be loaded in place of newer shards, and old shards by nobody.
-    for pattern in ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"):
-        for old in set(target.glob(pattern)) - moved:
-            old.unlink()
-    shutil.rmtree(source)

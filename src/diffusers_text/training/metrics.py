@@ -29,10 +29,10 @@ def row_sums(terms: BoundTerms, noise: NoisyRows, terminator: int | None) -> tor
     targets = noise.sample.flatten()[noise.positions]
     of_positions = torch.stack(
         [
-            terms.nats.detach(),
+            terms.nats,
             torch.zeros_like(terms.nats),
             torch.ones_like(terms.nats),
-            -terms.log_pi.detach(),
+            -terms.log_pi,
             terms.correct,
             targets == (-1 if terminator is None else terminator),
         ],

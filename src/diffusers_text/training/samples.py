@@ -16,11 +16,11 @@ def sample_texts(pipeline, args, eval_dataset) -> list[str]:
     Args:
         pipeline ([`TextDiffusionPipeline`]): with the model that is trained.
         args ([`TextDiffusionTrainingArguments`]): `eval_samples`, `max_length` and `fill_rows` count.
-        eval_dataset: rows with `input_ids`, or a dictionary of datasets of them.
+        eval_dataset: rows with `input_ids`, a dictionary of datasets of them, or None.
     """
     generators = [torch.Generator().manual_seed(i) for i in range(args.eval_samples)]
     dataset = next(iter(eval_dataset.values())) if isinstance(eval_dataset, dict) else eval_dataset
-    rows = [row for row, _ in zip(dataset, generators)]
+    rows = [row for row, _ in zip(dataset or [], generators)]
     if not rows or "prompt_length" not in rows[0]:
         return pipeline(num_texts_per_prompt=args.eval_samples, generator=generators).texts
     return [_new_ending(pipeline, args, row, generator) for row, generator in zip(rows, generators)]

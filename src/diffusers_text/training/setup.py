@@ -1,13 +1,16 @@
 """What training begins with: rows of token ids, and the noise."""
 
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
 
 from ..data.preparation import prepare_completions, prepare_pairs, prepare_texts
-from ..data.special_tokens import token_settings
+from ..data.special_tokens import terminator_id, token_settings
 from ..data.token_counts import count_tokens
+from ..models.sparse_head import has_adapter, is_compiled, max_sequence_length
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 
-NOISE_SETTINGS = ("schedule", "spindle_lambda", "spindle_information", "spindle_mean")
+NOISE_ARGUMENTS = ("schedule", "spindle_lambda", "spindle_information", "spindle_mean")
+NOISE_SETTINGS = (*NOISE_ARGUMENTS, "power", "sigma_min", "sigma_max", "tilt")
 
 
 def prepare_dataset(dataset, tokenizer, args):
@@ -21,6 +24,8 @@ def prepare_dataset(dataset, tokenizer, args):
     if not isinstance(dataset, (Dataset, IterableDataset)):
         return dataset
     columns = set(dataset.column_names or next(iter(dataset), {}))
+    if not columns:
+        raise ValueError("The dataset has no rows.")
     if "input_ids" in columns:
         return dataset
     with args.main_process_first(desc="tokenizing"):
@@ -57,16 +62,35 @@ def _generated_ids(dataset):
     return (row["input_ids"][row.get("prompt_length", 0) :] for row in dataset)
 
 
-def resumed_scheduler(checkpoint: str, settings) -> AbsorbingStateScheduler:
-    """The scheduler that a checkpoint holds; raises where `settings` ask for another noise."""
-    scheduler = AbsorbingStateScheduler.from_pretrained(checkpoint)
-    for name in NOISE_SETTINGS:
-        if scheduler.config[name] != settings[name]:
+def check_components(model, tokenizer, scheduler, args):
+    """Raises a `ValueError` for components that do not go together, before any work is done."""
+    token_settings(tokenizer)  # raises without a mask token
+    conditioning = model.config.to_dict().get("time_conditioning", "none")
+    if args.time_conditioning not in ("none", conditioning):
+        raise ValueError(
+            f"`time_conditioning` is {args.time_conditioning!r} in `args`, but {conditioning!r} in `model`: load the"
+            " model with `load_denoiser`."
+        )
+    if args.max_length > (limit := max_sequence_length(model)):
+        raise ValueError(f"`max_length` is {args.max_length}, but the model takes at most {limit} tokens.")
+    if args.fill_rows and terminator_id(tokenizer) is None:
+        raise ValueError("`fill_rows` needs a tokenizer with an end-of-text or separator token.")
+    if has_adapter(model) and not hasattr(model, "merge_and_unload"):
+        raise ValueError("`model` has an adapter that cannot be merged: make it with `peft.get_peft_model`.")
+    if args.head_chunk_size is not None and (args.torch_compile or is_compiled(model)):
+        raise ValueError("`head_chunk_size` does not go with `torch_compile`: compiled code sees no hook.")
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"{args.n_gpu} GPUs are visible to one process: start one for each with `accelerate launch`, or set"
+            " CUDA_VISIBLE_DEVICES=0."
+        )
+    if scheduler is not None:
+        if type(scheduler) is not AbsorbingStateScheduler:
             raise ValueError(
-                f"{checkpoint} was trained with {name}={scheduler.config[name]!r}, not with {settings[name]!r}: resume"
-                " with the arguments it began with."
+                f"`scheduler` is a {type(scheduler).__name__}: train with an AbsorbingStateScheduler, and make the"
+                " other one of it with `from_config` to sample."
             )
-    return scheduler
+        _check_same_noise("`scheduler`", scheduler.config, {name: getattr(args, name) for name in NOISE_ARGUMENTS})
 
 
 def create_scheduler(args, tokenizer, train_dataset, checkpoint: str | None) -> AbsorbingStateScheduler:
@@ -77,12 +101,45 @@ def create_scheduler(args, tokenizer, train_dataset, checkpoint: str | None) -> 
     Raises:
         ValueError: a checkpoint of another noise, or nothing to count on.
     """
-    settings = {name: getattr(args, name) for name in NOISE_SETTINGS}
-    if checkpoint is not None:
-        return resumed_scheduler(checkpoint, settings)
-    settings |= {**token_settings(tokenizer), "gen_length": args.max_length - 2, "corpus": args.corpus_name}
+    settings = {name: getattr(args, name) for name in NOISE_ARGUMENTS}
+    settings |= {
+        **token_settings(tokenizer),
+        "corpus": args.corpus_name,
+        "gen_length": _gen_length(train_dataset, args),
+    }
     if args.schedule == "spindle":
-        if train_dataset is None:
+        if checkpoint is not None:
+            saved = AbsorbingStateScheduler.from_pretrained(checkpoint).config
+            _check_same_noise(checkpoint, saved, settings)
+            counts = saved.token_counts
+        elif train_dataset is None:
             raise ValueError("`schedule='spindle'` needs a `train_dataset` to count tokens on, or a `scheduler`.")
-        settings["token_counts"] = count_tokens(_generated_ids(train_dataset), tokenizer)
+        else:
+            counted = [count_tokens(_generated_ids(train_dataset), tokenizer) if args.process_index == 0 else None]
+            (counts,) = broadcast_object_list(counted)
+        settings["token_counts"] = counts
     return AbsorbingStateScheduler(**settings)
+
+
+def resumed_scheduler(scheduler: AbsorbingStateScheduler, checkpoint: str) -> AbsorbingStateScheduler:
+    """`scheduler` with the token counts of the checkpoint; raises where that has another noise."""
+    saved = AbsorbingStateScheduler.from_pretrained(checkpoint).config
+    _check_same_noise(checkpoint, saved, {name: scheduler.config[name] for name in NOISE_SETTINGS})
+    return AbsorbingStateScheduler.from_config(scheduler.config, token_counts=saved.token_counts)
+
+
+def _check_same_noise(whose: str, config, settings: dict):
+    for name in NOISE_SETTINGS:
+        if name in settings and config[name] != settings[name]:
+            raise ValueError(f"{whose} has {name}={config[name]!r}, not {settings[name]!r}: both must agree.")
+
+
+def _gen_length(train_dataset, args) -> int:
+    """Tokens that a text has at most: a row without its start and its terminator, or the longest that is generated."""
+    whole = args.max_length - 2
+    if not isinstance(train_dataset, Dataset) or "prompt_length" not in train_dataset.column_names:
+        return whole
+    columns = train_dataset.with_format("numpy")
+    if "length" not in train_dataset.column_names:
+        return whole
+    return max(1, int((columns["length"][:] - columns["prompt_length"][:]).max()) - 1)

@@ -7,29 +7,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
-from huggingface_hub import upload_folder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy, has_length, rotate_checkpoints
-from transformers.utils import PushInProgress, logging
+from transformers.utils import logging
 
 from ..data.collators import DataCollatorForTextDiffusion
-from ..data.special_tokens import terminator_id, token_settings
+from ..data.special_tokens import terminator_id
+from ..files import move_files
 from ..losses import BoundTerms, continuous_time_terms, discrete_time_terms, masked_count_terms
 from ..models.loading import load_denoiser
-from ..models.sparse_head import conditions_on_time, has_adapter, logits_at, map_logits, max_sequence_length
+from ..models.sparse_head import conditions_on_time, has_adapter, logits_at, max_sequence_length, sum_over_logits
 from ..pipelines.pipeline_text_diffusion import TextDiffusionPipeline
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 from .arguments import TextDiffusionTrainingArguments
-from .callbacks import EMA_NAME, OrderOfEpoch, PlotAtEnd, StopOnSigterm, WeightAverage
+from .callbacks import EMA_NAME, BeginRun, PlotAtEnd, StopOnSigterm, WeightAverage
 from .card import create_training_card
-from .checkpoints import STAGING_NAME, check_folder, explained_failure, find_checkpoint, move_files
+from .checkpoints import STAGING_NAME, STALE_PATTERNS, check_folder, explained_failure, find_checkpoint
+from .hub import upload_checkpoint, upload_output
 from .metrics import evaluation_figures, figures, row_sums
 from .noise import NoisyRows, evaluation_noise, row_key, training_noise
 from .order import RowOrder
 from .samples import sample_texts, write_samples
-from .setup import create_scheduler, prepare_dataset, prepare_evaluation, resumed_scheduler
+from .setup import check_components, create_scheduler, prepare_dataset, prepare_evaluation, resumed_scheduler
 
 logger = logging.get_logger(__name__)
 
@@ -85,27 +87,27 @@ class TextDiffusionTrainer(Trainer):
     ):
         if isinstance(model, str):
             model = load_denoiser(model, args.time_conditioning)
-        conditioning = model.config.to_dict().get("time_conditioning", "none")
-        if args.time_conditioning not in ("none", conditioning):
-            raise ValueError(
-                f"`time_conditioning` is {args.time_conditioning!r} in `args`, but {conditioning!r} in `model`: load"
-                " the model with `load_denoiser`."
-            )
-        token_settings(processing_class)  # raises without a mask token
-        if args.max_length > (limit := max_sequence_length(model)):
-            raise ValueError(f"`max_length` is {args.max_length}, but the model takes at most {limit} tokens.")
+        for name in ("model_init", "compute_loss_func", "compute_metrics"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"`{name}` has no place here: the loss and its figures are those of the bound.")
+        check_components(model, processing_class, scheduler, args)
         check_folder(args.output_dir)
+        self.resumed_from = find_checkpoint(args.output_dir, args.resume_from_checkpoint)
         train_dataset = prepare_dataset(train_dataset, processing_class, args)
         eval_dataset = prepare_evaluation(eval_dataset, processing_class, args)
-        self.resumed_from = find_checkpoint(args.output_dir, args.resume_from_checkpoint)
         if scheduler is None:
             scheduler = create_scheduler(args, processing_class, train_dataset, self.resumed_from)
+        if isinstance(train_dataset, IterableDataset):
+            # To the Trainer a stream has no passes, and so no place to take up again in the second one.
+            train_dataset = train_dataset.repeat(None)
         # Also checks that the parts belong together, and knows their classes however the model will be wrapped.
         self.pipeline = TextDiffusionPipeline(model, processing_class, scheduler)
         self.pipeline.set_progress_bar_config(disable=True)
 
-        fill_to = args.max_length if args.fill_rows else None
-        kwargs.setdefault("data_collator", DataCollatorForTextDiffusion(processing_class, fill_to=fill_to))
+        if kwargs.get("data_collator") is None:
+            fill_to = args.max_length if args.fill_rows else None
+            kwargs["data_collator"] = DataCollatorForTextDiffusion(processing_class, fill_to=fill_to)
+        self.push_in_progress = None  # the Trainer sets it in the first process only
         super().__init__(
             model,
             args,
@@ -122,29 +124,25 @@ class TextDiffusionTrainer(Trainer):
         self.samples = []
         self.row_order = None
         self._staging = None  # the folder in which a checkpoint is being written
-        self._seen = self._total = None  # sums since the last log, and since training began
-        self._window_start = time.perf_counter()
-        self.add_callback(StopOnSigterm(self))
-        self.add_callback(OrderOfEpoch(self))
+        self.begin_figures()
+        self.add_callback(BeginRun(self))
         if args.ema_decay > 0:
             self.add_callback(WeightAverage(self))
         self.add_callback(PlotAtEnd())
+        self.stop_on_sigterm = StopOnSigterm(self)
+        self.add_callback(self.stop_on_sigterm)  # last: what it saves must be whole
 
     # --- Set-up ---
 
     def _check_devices(self):
-        args = self.args
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"{args.n_gpu} GPUs are visible to one process: start one for each with `accelerate launch`, or set"
-                " CUDA_VISIBLE_DEVICES=0."
-            )
-        plugin = self.accelerator.state.deepspeed_plugin
+        args, plugin = self.args, self.accelerator.state.deepspeed_plugin
         sharded = self.is_fsdp_enabled or (self.is_deepspeed_enabled and plugin.zero_stage == 3)
         for name, value in (("ema_decay", args.ema_decay > 0), ("head_chunk_size", args.head_chunk_size is not None)):
             if sharded and value:
                 raise ValueError(f"`{name}` needs whole parameters on each device, not those of FSDP or ZeRO-3.")
         self._can_sample = not sharded
+        if self.is_fsdp_enabled and "FULL_STATE_DICT" not in str(self.accelerator.state.fsdp_plugin.state_dict_type):
+            raise ValueError("`fsdp_state_dict_type` must be FULL_STATE_DICT: a checkpoint is a whole model.")
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What the optimizer changes, and so what the moving average is of."""
@@ -160,8 +158,9 @@ class TextDiffusionTrainer(Trainer):
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         lengths = None
         if strategy == "group_by_length":
-            has_column = isinstance(dataset, Dataset) and "length" in dataset.column_names
-            lengths = dataset["length"][:] if has_column else [len(row["input_ids"]) for row in dataset]
+            name = self.args.length_column_name
+            has_column = isinstance(dataset, Dataset) and name in dataset.column_names
+            lengths = dataset[name][:] if has_column else [len(row["input_ids"]) for row in dataset]
         self.row_order = RowOrder(len(dataset), seed, lengths, self._rows_in_step)
         return self.row_order
 
@@ -175,19 +174,20 @@ class TextDiffusionTrainer(Trainer):
         return self._train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """The Trainer's, with the number of each row among those of the optimizer step as `rows_of_step` [batch]."""
+        """The Trainer's, with the number of each row among those of the optimizer step in `rows_of_step`."""
         batches = []
         for i in range(num_batches):
             batch = next(epoch_iterator, None)
             if batch is None:
                 break
             size, total = self._train_batch_size, self._train_batch_size * self.args.world_size
-            rows = self.args.process_index * size + torch.arange(len(batch["labels"]))
+            first = self.args.process_index * size
             if self.accelerator.gradient_state.end_of_dataloader and has_length(self.train_dataset):
                 # accelerate fills the last batches up with rows that were seen before.
                 rest = len(self.train_dataset) % total or total
-                batch["labels"][rows.to(device) >= rest] = -100
-            batch["rows_of_step"] = i * total + rows
+                batch["labels"][max(0, rest - first) :] = -100
+            first += i * total
+            batch["rows_of_step"] = [*range(first, first + len(batch["labels"]))]
             batches.append(batch)
         return batches, self._get_num_items_in_batch(batches, device)
 
@@ -199,21 +199,21 @@ class TextDiffusionTrainer(Trainer):
         (all processes and accumulated batches), and times the number of processes, over which gradients are averaged.
         """
         maskable = inputs["labels"] != -100
-        rows = inputs["rows_of_step"].tolist()
+        rows = inputs["rows_of_step"]
         step = self.state.global_step
         noise = training_noise(
             self.pipeline.scheduler, inputs["input_ids"], maskable, self.args, step, rows, self._rows_in_step
         )
-        terms = self.bound_terms(model, inputs, noise)
-        nats = self.objective(terms).sum()
+        nats, terms = self.masked_loss(model, inputs, noise)
         if not nats.isfinite():
             raise FloatingPointError(self._describe_rows(nats.item(), inputs, rows))
         self._tally(row_sums(terms, noise, terminator_id(self.processing_class)).sum(dim=0), nats.detach())
-        loss = nats / num_items_in_batch * self.accelerator.num_processes
+        # A step may consist of rows in which nothing can be masked.
+        loss = nats / num_items_in_batch.clamp_min(1) * self.accelerator.num_processes
         return (loss, {"loss": loss}) if return_outputs else loss
 
-    def bound_terms(self, model, inputs, noise: NoisyRows) -> BoundTerms:
-        """What each masked token has to do with the bound, from the logits of `model`."""
+    def masked_loss(self, model, inputs, noise: NoisyRows) -> tuple[torch.Tensor, BoundTerms]:
+        """The objective's sum over masked tokens, in nats, and what each has to do with the bound."""
         seq_len, limit = noise.sample.shape[1], max_sequence_length(self.pipeline.model)
         if seq_len > limit:
             raise ValueError(f"A row has {seq_len} tokens; the model takes at most {limit}.")
@@ -223,19 +223,22 @@ class TextDiffusionTrainer(Trainer):
             model_inputs["timesteps"] = noise.timesteps
         scheduler, sample, noisy = self.pipeline.scheduler, noise.sample, noise.noisy
 
-        def terms(logits, positions):
+        def loss_of(logits, positions):
+            shared = {"positions": positions, "overwrite_logits": True}  # nobody else sees the logits
             if noise.by_count:
-                return masked_count_terms(scheduler, logits, sample, noisy, positions, noise.maskable)
-            if self.args.objective == "discrete":
+                terms = masked_count_terms(scheduler, logits, sample, noisy, maskable=noise.maskable, **shared)
+            elif self.args.objective == "discrete":
                 steps = self.args.num_diffusion_steps
-                return discrete_time_terms(scheduler, logits, sample, noisy, noise.timesteps, steps, positions)
-            return continuous_time_terms(scheduler, logits, sample, noisy, noise.timesteps, positions)
+                terms = discrete_time_terms(scheduler, logits, sample, noisy, noise.timesteps, steps, **shared)
+            else:
+                terms = continuous_time_terms(scheduler, logits, sample, noisy, noise.timesteps, **shared)
+            return self.objective(terms).sum(), BoundTerms(*(values.detach() for values in terms))
 
         chunk_size = self.args.head_chunk_size
         if chunk_size is None:
-            return terms(logits_at(model, noise.positions, **model_inputs), noise.positions)
-        parts = map_logits(model, noise.positions, chunk_size, terms, **model_inputs)
-        return BoundTerms(*(torch.cat(values) for values in zip(*parts)))
+            return loss_of(logits_at(model, noise.positions, **model_inputs), noise.positions)
+        nats, parts = sum_over_logits(model, noise.positions, chunk_size, loss_of, **model_inputs)
+        return nats, BoundTerms(*(torch.cat(values) for values in zip(*parts)))
 
     def objective(self, terms: BoundTerms) -> torch.Tensor:
         """What is minimised, in nats for each masked token, [n]."""
@@ -263,6 +266,11 @@ class TextDiffusionTrainer(Trainer):
         batch = torch.cat([nats[None].to(sums), sums])  # [1 + figures]
         self._seen = batch if self._seen is None else self._seen + batch
 
+    def begin_figures(self):
+        """Forgets what was seen: sums since the last log, and since training began."""
+        self._seen = self._total = None
+        self._window_start = time.perf_counter()
+
     def _collect(self) -> torch.Tensor:
         """What all processes have seen since the last call, added to the whole as well."""
         seen = self.accelerator.reduce(self._seen, "sum").cpu()
@@ -274,14 +282,14 @@ class TextDiffusionTrainer(Trainer):
         """The Trainer's, with the loss over all tokens seen, not a mean of steps, and the figures of the bound."""
         if "loss" in logs:
             seen, now = self._collect(), time.perf_counter()
-            logs["loss"] = (seen[0] / seen[2]).item()
+            logs["loss"] = (seen[0] / seen[2].clamp_min(1)).item()
             logs |= figures(seen[1:])
             logs["tokens_per_second"] = seen[2].item() / (now - self._window_start)
             self._window_start = now
         if "train_loss" in logs and self._seen is not None:
             self._collect()
         if "train_loss" in logs and self._total is not None:
-            logs["train_loss"] = (self._total[0] / self._total[2]).item()
+            logs["train_loss"] = (self._total[0] / self._total[2].clamp_min(1)).item()
         super().log(logs, start_time)
 
     # --- Evaluation ---
@@ -298,13 +306,18 @@ class TextDiffusionTrainer(Trainer):
         """
         is_outermost, start = metric_key_prefix == "eval", time.perf_counter()
         eval_dataset = prepare_evaluation(eval_dataset, self.processing_class, self.args)
-        with self.ema_weights():
-            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-            if is_outermost and self.args.eval_samples > 0 and self._can_sample:
-                self._write_samples()
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        if is_outermost and self.args.eval_samples > 0 and self._can_sample:
+            with self.ema_weights():
+                self._write_samples(self.eval_dataset if eval_dataset is None else eval_dataset)
         if is_outermost:
             self._window_start += time.perf_counter() - start
         return metrics
+
+    def evaluation_loop(self, *args, **kwargs):
+        """The Trainer's, with the averaged weights."""
+        with self.ema_weights():
+            return super().evaluation_loop(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """No loss; [`~training.metrics.row_sums`] of each draw, and the number of maskable tokens of each row."""
@@ -318,7 +331,7 @@ class TextDiffusionTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             for draw in range(self.args.eval_draws):
                 noise = evaluation_noise(scheduler, sample, maskable, self.args, draw, keys, by_count)
-                terms = self.bound_terms(model, inputs, noise)
+                _, terms = self.masked_loss(model, inputs, noise)
                 sums.append(row_sums(terms, noise, terminator_id(self.processing_class)))
         sums = torch.stack(sums, dim=1)  # [batch, draws, figures]
         return None, sums.flatten(1), sums[:, 0, 1]
@@ -328,10 +341,10 @@ class TextDiffusionTrainer(Trainer):
         result = evaluation_figures(sums)
         return {"loss": result["bound"], **result}
 
-    def _write_samples(self):
+    def _write_samples(self, dataset):
         """Texts of the model, on the screen and in `samples/` of the output folder, by the same seeds every time."""
         if self.is_world_process_zero():
-            self.samples = sample_texts(self.pipeline, self.args, self.eval_dataset)
+            self.samples = sample_texts(self.pipeline, self.args, dataset)
             write_samples(self.samples, Path(self.args.output_dir, "samples"), self.state.global_step)
         self.accelerator.wait_for_everyone()
 
@@ -371,13 +384,12 @@ class TextDiffusionTrainer(Trainer):
             resume_from_checkpoint = args.resume_from_checkpoint
         self.resumed_from = find_checkpoint(args.output_dir, resume_from_checkpoint)
         if self.resumed_from is not None:
-            self.pipeline.scheduler = resumed_scheduler(self.resumed_from, self.pipeline.scheduler.config)
+            self.pipeline.scheduler = resumed_scheduler(self.pipeline.scheduler, self.resumed_from)
         if args.should_save:
             shutil.rmtree(Path(args.output_dir, STAGING_NAME), ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        self._seen = self._total = None
-        self._window_start = time.perf_counter()
-        output = super().train(resume_from_checkpoint=self.resumed_from, **kwargs)
+        with self.stop_on_sigterm.installed():
+            output = super().train(resume_from_checkpoint=self.resumed_from, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def load_ema(self, checkpoint: str):
@@ -388,7 +400,7 @@ class TextDiffusionTrainer(Trainer):
             return
         self.ema.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         self.ema.decay = self.args.ema_decay
-        self.ema.to(device=self.args.device)
+        self.ema.to(device=self.args.device, dtype=torch.float32)
 
     def _load_best_model(self):
         super()._load_best_model()
@@ -407,18 +419,20 @@ class TextDiffusionTrainer(Trainer):
         try:
             with explained_failure(name, run_dir):
                 super()._save_checkpoint(model, trial)
-                if self.args.should_save:
-                    if self.ema is not None:
-                        torch.save(self.ema.state_dict(), staged / EMA_NAME)
-                    if self.state.best_model_checkpoint == str(staged):
-                        self.state.best_model_checkpoint = str(final)
+                if self.args.should_save and self.ema is not None:
+                    torch.save(self.ema.state_dict(), staged / EMA_NAME)
+                if self.state.best_model_checkpoint == str(staged):
+                    self.state.best_model_checkpoint = str(final)
+                    if self.args.should_save:
                         self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
         finally:
             self._staging = None
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            shutil.rmtree(final, ignore_errors=True)  # of an earlier run
+            if final.exists():  # of an earlier run: out of the way at once, not file by file
+                final.replace(staged.with_name("replaced"))
             staged.replace(final)
+            shutil.rmtree(staged.parent)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(run_dir, self.args.save_total_limit, best_model_checkpoint=best, use_mtime=True)
         self.accelerator.wait_for_everyone()
@@ -444,7 +458,8 @@ class TextDiffusionTrainer(Trainer):
             if self.args.should_save:
                 if has_adapter(self.model):
                     self._save_merged(staging)
-                move_files(staging, Path(output_dir))
+                move_files(staging, Path(output_dir), STALE_PATTERNS)
+                shutil.rmtree(staging)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
@@ -471,45 +486,62 @@ class TextDiffusionTrainer(Trainer):
 
     # --- Hub ---
 
-    def create_model_card(self, **kwargs):
-        """Writes the pipeline's card to the output folder: data, schedule, arguments, figures and texts."""
+    def create_model_card(self, license: str | None = None, dataset: str | list[str] | None = None):
+        r"""
+        Writes the pipeline's card to the output folder: data, schedule, arguments, figures and texts.
+
+        Args:
+            license (`str`, *optional*): identifier of the licence on the Hub.
+            dataset (`str` or `list[str]`, *optional*): ids of the training data on the Hub.
+        """
         if self.is_world_process_zero():
-            card = create_training_card(self, kwargs.get("license"), kwargs.get("dataset"))
-            card.save(Path(self.args.output_dir, "README.md"))
+            path = Path(self.args.output_dir, "README.md")
+            create_training_card(self, license, dataset).save(path.with_name(".README.md"))
+            path.with_name(".README.md").replace(path)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs,
+    ):
+        r"""
+        Saves the pipeline with the averaged weights and pushes it with its model card.
+
+        Args:
+            commit_message, blocking, token, revision: as in [`~transformers.Trainer.push_to_hub`].
+            kwargs: of [`create_model_card`].
+
+        Returns:
+            [`~huggingface_hub.CommitInfo`] in the first process, or a `Future` of it unless `blocking`.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        token = self.args.hub_token if token is None else token
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        self.create_model_card(**kwargs)
+        self._finish_current_push()
+        revision = self.args.hub_revision if revision is None else revision
+        return upload_output(self, commit_message, token, revision, blocking)
 
     def _push_from_checkpoint(self, checkpoint_folder):
         """Uploads the pipeline with the averaged weights, and the checkpoint where `hub_strategy` says so."""
         if self._staging is not None:  # not whole yet
             return
-        args = self.args
         is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if args.hub_strategy == HubStrategy.END or (is_busy and not args.hub_always_push):
+        waits = [self.args.hub_strategy == HubStrategy.END or (is_busy and not self.args.hub_always_push)]
+        if broadcast_object_list(waits)[0]:  # only the first process uploads, and knows
             return
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return
-        self.create_model_card()
-        uploads = [(args.output_dir, None, ["_*", "checkpoint-*"])]
-        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            is_last = args.hub_strategy == HubStrategy.CHECKPOINT
-            uploads.append((checkpoint_folder, "last-checkpoint" if is_last else Path(checkpoint_folder).name, None))
-        jobs = [
-            upload_folder(
-                repo_id=self.hub_model_id,
-                folder_path=folder,
-                path_in_repo=place,
-                ignore_patterns=ignored,
-                commit_message=f"Training in progress, step {self.state.global_step}",
-                token=args.hub_token,
-                revision=args.hub_revision,
-                run_as_future=True,
-            )
-            for folder, place, ignored in uploads
-        ]
-        if is_busy:
-            self.push_in_progress.jobs.extend(jobs)
-        else:
-            self.push_in_progress = PushInProgress(jobs)
+        if self.is_world_process_zero():
+            self.create_model_card()
+            upload_checkpoint(self, checkpoint_folder)
 
 
 __all__ = ["TextDiffusionTrainer"]
