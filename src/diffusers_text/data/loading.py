@@ -1,5 +1,6 @@
 """Datasets from files and from the Hub."""
 
+from os import PathLike
 from pathlib import Path
 
 from datasets import Dataset, IterableDataset, load_dataset
@@ -51,7 +52,7 @@ def load_splits(
     (38, 2)
     ```
     """
-    if (dataset_name is None) == (train_file is None):
+    if (dataset_name is None) == (not train_file):
         raise ValueError(f"Pass one of `dataset_name` and `train_file`, got {dataset_name!r} and {train_file!r}.")
     if dataset_name is not None and validation_file is not None:
         raise ValueError("`validation_file` goes with `train_file`; a dataset brings its own 'validation' split.")
@@ -73,6 +74,8 @@ def load_splits(
     if "validation" in splits:
         return train, splits["validation"]
     if streaming:
+        if next(iter(train.skip(1000)), None) is None:
+            raise ValueError("The stream has at most the 1,000 rows that are held out: pass validation data.")
         return train.skip(1000), train.take(1000)
     held_out = len(train) * validation_split_percentage // 100
     if held_out == 0:
@@ -84,7 +87,7 @@ def load_splits(
 
 
 def _as_list(files) -> list[str]:
-    return [files] if isinstance(files, str) else [*files]
+    return [str(files)] if isinstance(files, (str, PathLike)) else [str(file) for file in files]
 
 
 def _reader(files: list[str]) -> tuple[str, dict]:

@@ -64,11 +64,18 @@ def prepare_texts(
     ['[CLS] we agree. [SEP]', '[CLS] no. [SEP]', '[CLS] yes. [SEP]']
     ```
     """
-    if packing:
-        rows = _map(dataset, _pack, [column], "Tokenizing and packing", tokenizer, max_length, num_proc)
-        _check_one_row_is_full(rows, max_length)
-        return rows
-    return _map(dataset, _tokenize, [column], "Tokenizing", tokenizer, max_length, num_proc)
+    if not packing:
+        return _map(dataset, _tokenize, [column], "Tokenizing", tokenizer, max_length, num_proc)
+    rows = _map(dataset, _pack, [column], "Tokenizing and packing", tokenizer, max_length, num_proc)
+    is_stream = isinstance(rows, IterableDataset)
+    # Of a stream the first texts are looked at, without a word on what is left out: they come again.
+    first = _map(dataset, _pack, [column], "", tokenizer, max_length, None, silent=True) if is_stream else rows
+    total = 0
+    for length in (row["length"] for row in first) if is_stream else _column(rows, "length").tolist():
+        total += length
+        if total >= max_length:
+            return rows
+    raise ValueError(f"The corpus has {total} tokens, too few for one row of `max_length` {max_length}.")
 
 
 def prepare_pairs(
@@ -138,7 +145,7 @@ def prepare_completions(
     )
 
 
-def _map(dataset, function, columns, description, tokenizer, max_length, num_proc, extra=()):
+def _map(dataset, function, columns, description, tokenizer, max_length, num_proc, extra=(), silent=False):
     """`function` over batches of the dataset's texts, with a word on what it left out."""
     if type(max_length) is not int or max_length < 3:
         raise ValueError(f"`max_length` must be an integer >= 3, got {max_length!r}.")
@@ -152,8 +159,10 @@ def _map(dataset, function, columns, description, tokenizer, max_length, num_pro
     settings = {"with_indices": True, "batched": True, "remove_columns": names}
     function = partial(_on_texts, function=function, columns=columns, tokenizer=tokenizer, max_length=max_length)
     if isinstance(dataset, IterableDataset):
-        function = partial(function, features=[*features], report=_SkippedRows(max_length))
+        function = partial(function, features=[*features], report=None if silent else _SkippedRows(max_length))
         return dataset.map(function, features=Features(features), **settings)
+    if not len(dataset):
+        raise ValueError("The dataset has no rows.")
     features["texts"] = Value("int32")
     function = partial(function, features=[*features])
     rows = dataset.map(function, features=Features(features), num_proc=num_proc, desc=description, **settings)
@@ -248,16 +257,6 @@ def _tokenize_completions(prompts, completions, tokenizer, max_length):
     ]
     kept = [row for row in rows if len(row["input_ids"]) <= max_length]
     return kept, len(kept)
-
-
-def _check_one_row_is_full(rows, max_length):
-    if isinstance(rows, IterableDataset):
-        longest = total = next((row["length"] for row in rows), 0)
-    else:
-        lengths = _column(rows, "length")
-        longest, total = int(lengths.max()), int(lengths.sum())
-    if longest < max_length:
-        raise ValueError(f"The corpus has {total} tokens, too few for one row of `max_length` {max_length}.")
 
 
 __all__ = ["prepare_completions", "prepare_pairs", "prepare_texts"]

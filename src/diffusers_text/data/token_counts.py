@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -69,6 +70,8 @@ def _cell(row, column):
     if isinstance(row, str) or (isinstance(row, (list, tuple)) and all(isinstance(i, int) for i in row)):
         return row
     if isinstance(row, torch.Tensor) and row.ndim == 1 and row.dtype == torch.long:
+        return row
+    if isinstance(row, np.ndarray) and row.ndim == 1 and np.issubdtype(row.dtype, np.integer):
         return row
     raise ValueError(f"A row of `dataset` must be a text or a list of token ids, got {type(row).__name__}.")
 

@@ -2,6 +2,7 @@
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from ..models.sparse_head import unwrap_model
 from ..schedulers.scheduling_remdm import ReMDMScheduler
 
 TEMPLATE = """
@@ -55,7 +56,7 @@ def create_model_card(
         datasets (`str` or `list[str]`, *optional*): ids of the training data on the Hub.
         training (`str`, defaults to `""`): sections about the training, in Markdown.
     """
-    config = pipe.scheduler.config
+    config, model = pipe.scheduler.config, unwrap_model(pipe.model)
     card_data = ModelCardData(
         library_name="diffusers-text",
         pipeline_tag="text-generation",
@@ -78,9 +79,9 @@ def create_model_card(
             gen_length=config.gen_length,
             steps=", num_inference_steps=64" if isinstance(pipe.scheduler, ReMDMScheduler) else "",
             mask=pipe.tokenizer.mask_token,
-            model=f"`{type(pipe.model).__name__}`",
-            time_conditioning=getattr(pipe.model.config, "time_conditioning", "none"),
-            parameters=f"{pipe.model.num_parameters() / 1e6:.1f} M",
+            model=f"`{type(model).__name__}`",
+            time_conditioning=getattr(model.config, "time_conditioning", "none"),
+            parameters=f"{model.num_parameters() / 1e6:.1f} M",
             schedule=schedule,
             data=data,
             training=training,

@@ -62,8 +62,8 @@ class TextDiffusionTrainingArguments(TrainingArguments):
     >>> from diffusers_text import TextDiffusionTrainingArguments
 
     >>> args = TextDiffusionTrainingArguments(output_dir="outputs/run", schedule="cosine", max_length=64)
-    >>> args.mask_sampling
-    'count'
+    >>> args.objective
+    'continuous'
     ```
     """
 
@@ -138,8 +138,6 @@ class TextDiffusionTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         self._check()
-        if self.mask_sampling is None:
-            self.mask_sampling = "count" if self._count_is_possible() else "independent"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
             self.greater_is_better = self.metric_for_best_model.endswith("accuracy")
         super().__post_init__()
@@ -150,9 +148,6 @@ class TextDiffusionTrainingArguments(TrainingArguments):
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = False  # all are used, also in a batch that nothing is masked in
         self.accelerator_config.dispatch_batches = False  # rows of unequal length cannot be put together and split
-
-    def _count_is_possible(self):
-        return self.objective == "continuous" and NOISE_SCHEDULES[self.schedule].spread is None
 
     def _check(self):
         check_positive_int("num_diffusion_steps", self.num_diffusion_steps)
@@ -168,11 +163,6 @@ class TextDiffusionTrainingArguments(TrainingArguments):
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}.")
-        if self.mask_sampling == "count" and not self._count_is_possible():
-            raise ValueError(
-                "`mask_sampling='count'` needs the continuous objective and a schedule that treats all tokens alike,"
-                f" got {self.objective!r} and {self.schedule!r}."
-            )
         for name in ("ema_decay", "time_epsilon"):
             if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must lie in [0, 1), got {getattr(self, name)!r}.")

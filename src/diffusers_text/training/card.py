@@ -47,13 +47,13 @@ def create_training_card(trainer, license: str | None, datasets: str | list[str]
     text = TEMPLATE.format(
         steps=state.global_step, epochs=state.epoch or 0, weights=weights, arguments="\n".join(rows)
     )
-    evaluations = [entry for entry in state.log_history if "eval_bound" in entry]
-    if evaluations:
-        last = evaluations[-1]
+    last = {name: value for entry in state.log_history for name, value in entry.items()}
+    for name in (name for name in last if name.startswith("eval_") and name.endswith("_standard_error")):
+        prefix = name.removesuffix("bound_standard_error")  # "eval_", or "eval_" and a dataset's name
+        which = prefix.removeprefix("eval_").removesuffix("_") or "the held-out data"
         text += (
-            f"\nBound on the held-out data, in nats per token: {last['eval_bound']:.3f}, with a standard error of the"
-            f" noise of {last['eval_bound_standard_error']:.3f}; masked tokens predicted right:"
-            f" {last['eval_masked_accuracy']:.1%}.\n"
+            f"\nBound on {which}, in nats per token: {last[prefix + 'bound']:.3f}, with a standard error of the noise"
+            f" of {last[name]:.3f}; masked tokens predicted right: {last[prefix + 'masked_accuracy']:.1%}.\n"
         )
     if Path(args.output_dir, "loss.png").exists():
         text += "\n![loss](loss.png)\n"

@@ -10,7 +10,8 @@ from ..schedulers.sampling import precise_dtype
 from .noise import NoisyRows
 
 NUM_BUCKETS = 5  # of time
-# Sums over masked tokens; `tokens` are all that could have been masked. Then nats and tokens by the time of the row.
+# Sums over masked tokens; `tokens` are all that could have been masked. Then nats and tokens by the time of the row,
+# or by its masked share where that is what was drawn.
 COUNTED = ["nats", "tokens", "masked", "cross_entropy", "correct", "terminators"]
 
 
@@ -40,7 +41,7 @@ def row_sums(terms: BoundTerms, noise: NoisyRows, terminator: int | None) -> tor
     ).to(precise_dtype(targets.device))
     sums = of_positions.new_zeros(len(noise.sample), len(COUNTED)).index_add(0, terms.rows, of_positions)
     sums[:, 1] = noise.maskable.sum(dim=1)
-    bucket = (noise.timesteps * NUM_BUCKETS).ceil().long().clamp(1, NUM_BUCKETS) - 1  # times in (0, 1]
+    bucket = (noise.uniforms * NUM_BUCKETS).ceil().long().clamp(1, NUM_BUCKETS) - 1
     in_bucket = torch.nn.functional.one_hot(bucket, NUM_BUCKETS).to(sums)  # [batch, buckets]
     return torch.cat([sums, sums[:, :1] * in_bucket, sums[:, 1:2] * in_bucket], dim=1)
 
@@ -49,7 +50,7 @@ def figures(sums: torch.Tensor | np.ndarray) -> dict[str, float]:
     r"""
     The figures of summed [`row_sums`], `[len(COUNTED) + 2 * NUM_BUCKETS]`: the bound in nats and bits per maskable
     token, the cross-entropy in nats and the accuracy per masked token, the share of end-of-text among these, and the
-    bound by time, whose mean over equal intervals is the bound.
+    bound by time (by the masked share where counts are drawn), whose mean over the intervals is the bound.
     """
     nats, tokens, masked, cross_entropy, correct, terminators, *by_time = sums.tolist()
     result = {

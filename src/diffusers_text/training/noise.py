@@ -15,6 +15,7 @@ class NoisyRows(NamedTuple):
 
     sample: torch.LongTensor  # [batch, seq], clean
     noisy: torch.LongTensor  # [batch, seq]
+    uniforms: torch.Tensor  # [batch], the uniform numbers in (0, 1] that it came from
     timesteps: torch.Tensor  # [batch]
     positions: torch.LongTensor  # [n], flat indices of what is masked
     maskable: torch.BoolTensor  # [batch, seq]
@@ -26,12 +27,16 @@ def keyed_generator(*key: int) -> torch.Generator:
     A generator on the CPU whose seed mixes the integers of `key`, so that near keys have unrelated streams. torch
     takes 32 bits of a seed: two of a million keys do share a stream, which harms nothing here.
     """
-    return torch.Generator().manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+    return torch.Generator().manual_seed(_hashed(repr(key).encode()))
 
 
 def row_key(ids: list[int]) -> int:
     """A number of 64 bits for the tokens of a row."""
-    return int.from_bytes(blake2b(np.array(ids, dtype=np.int64).tobytes(), digest_size=8).digest(), "big")
+    return _hashed(np.array(ids, dtype=np.int64).tobytes())
+
+
+def _hashed(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
 
 
 def draw_noise(
@@ -61,7 +66,7 @@ def draw_noise(
     else:
         noisy, timesteps = scheduler.add_noise(sample, uniforms, maskable=maskable, generator=generators), uniforms
     positions = (maskable & (noisy == scheduler.mask_token_id)).flatten().nonzero().flatten()
-    return NoisyRows(sample, noisy, timesteps, positions, maskable, by_count)
+    return NoisyRows(sample, noisy, uniforms, timesteps, positions, maskable, by_count)
 
 
 def training_noise(scheduler, sample, maskable, args, step: int, rows: list[int], total: int) -> NoisyRows:
@@ -69,6 +74,7 @@ def training_noise(scheduler, sample, maskable, args, step: int, rows: list[int]
     Noise of a training step, keyed by the seed, the step and the row.
 
     Args:
+        scheduler, sample, maskable: as in [`draw_noise`].
         args ([`TextDiffusionTrainingArguments`]): how to draw it.
         step (`int`): the optimizer step, to which all `total` rows of all processes and accumulated batches belong.
         rows (`list[int]` of length batch): the numbers of these rows among them.

@@ -1,5 +1,7 @@
 """What training begins with: rows of token ids, and the noise."""
 
+from dataclasses import fields
+
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
 
@@ -90,7 +92,20 @@ def check_components(model, tokenizer, scheduler, args):
                 f"`scheduler` is a {type(scheduler).__name__}: train with an AbsorbingStateScheduler, and make the"
                 " other one of it with `from_config` to sample."
             )
-        _check_same_noise("`scheduler`", scheduler.config, {name: getattr(args, name) for name in NOISE_ARGUMENTS})
+        defaults = {field.name: field.default for field in fields(args)}
+        asked = {name: getattr(args, name) for name in NOISE_ARGUMENTS if getattr(args, name) != defaults[name]}
+        _check_same_noise("`scheduler`", scheduler.config, asked)
+
+
+def choose_mask_sampling(args, scheduler: AbsorbingStateScheduler) -> str:
+    """`args.mask_sampling`, by default by count where that is possible; raises where it is asked for and is not."""
+    is_possible = args.objective == "continuous" and not scheduler.noise.token_dependent
+    if args.mask_sampling == "count" and not is_possible:
+        raise ValueError(
+            "`mask_sampling='count'` needs the continuous objective and a schedule that treats all tokens alike, got"
+            f" {args.objective!r} and {scheduler.config.schedule!r}."
+        )
+    return args.mask_sampling or ("count" if is_possible else "independent")
 
 
 def create_scheduler(args, tokenizer, train_dataset, checkpoint: str | None) -> AbsorbingStateScheduler:

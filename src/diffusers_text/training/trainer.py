@@ -31,7 +31,14 @@ from .metrics import evaluation_figures, figures, row_sums
 from .noise import NoisyRows, evaluation_noise, row_key, training_noise
 from .order import RowOrder
 from .samples import sample_texts, write_samples
-from .setup import check_components, create_scheduler, prepare_dataset, prepare_evaluation, resumed_scheduler
+from .setup import (
+    check_components,
+    choose_mask_sampling,
+    create_scheduler,
+    prepare_dataset,
+    prepare_evaluation,
+    resumed_scheduler,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -97,6 +104,7 @@ class TextDiffusionTrainer(Trainer):
         eval_dataset = prepare_evaluation(eval_dataset, processing_class, args)
         if scheduler is None:
             scheduler = create_scheduler(args, processing_class, train_dataset, self.resumed_from)
+        args.mask_sampling = choose_mask_sampling(args, scheduler)
         if isinstance(train_dataset, IterableDataset):
             # To the Trainer a stream has no passes, and so no place to take up again in the second one.
             train_dataset = train_dataset.repeat(None)
