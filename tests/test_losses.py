@@ -463,3 +463,25 @@ def test_terms_tell_what_the_network_predicts():
         torch.testing.assert_close(terms.log_pi, expected)
         assert terms.correct.tolist() == (allowed.argmax(-1) == clean).flatten().tolist()
         assert terms.rows.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kwargs", [{}, SPINDLE])
+def test_a_gradient_in_the_place_of_the_logits_is_the_same_and_taken_once(kwargs, dtype):
+    generator = torch.Generator().manual_seed(6)
+    scheduler, clean = scheduler_of(**kwargs), torch.randint(5, VOCAB, (3, 4), generator=generator)
+    noisy, times = torch.full_like(clean, MASK), torch.full((3,), 0.5)
+    values = torch.randn(12, VOCAB, generator=generator).to(dtype)
+    positions, gradients = torch.arange(12), []
+    for overwrite in (False, True):
+        leaf = values.clone().requires_grad_()
+        logits = leaf * 1  # as a head's output: no leaf
+        terms = continuous_time_terms(scheduler, logits, clean, noisy, times, positions, overwrite_logits=overwrite)
+        loss = terms.nats.sum()
+        loss.backward(retain_graph=True)
+        gradients.append(leaf.grad.clone())
+        assert torch.equal(logits, values) != overwrite
+        if overwrite:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+    assert torch.equal(*gradients)

@@ -27,7 +27,7 @@ from .callbacks import EMA_NAME, BeginRun, PlotAtEnd, StopOnSigterm, WeightAvera
 from .card import create_training_card
 from .checkpoints import STAGING_NAME, STALE_PATTERNS, check_folder, explained_failure, find_checkpoint
 from .hub import upload_checkpoint, upload_output
-from .metrics import evaluation_figures, figures, row_sums
+from .metrics import COUNTED, evaluation_figures, figures, row_sums
 from .noise import NoisyRows, evaluation_noise, row_key, training_noise
 from .order import RowOrder
 from .samples import sample_texts, write_samples
@@ -111,6 +111,7 @@ class TextDiffusionTrainer(Trainer):
         # Also checks that the parts belong together, and knows their classes however the model will be wrapped.
         self.pipeline = TextDiffusionPipeline(model, processing_class, scheduler)
         self.pipeline.set_progress_bar_config(disable=True)
+        self.max_sequence_length = max_sequence_length(model)
 
         if kwargs.get("data_collator") is None:
             fill_to = args.max_length if args.fill_rows else None
@@ -222,9 +223,9 @@ class TextDiffusionTrainer(Trainer):
 
     def masked_loss(self, model, inputs, noise: NoisyRows) -> tuple[torch.Tensor, BoundTerms]:
         """The objective's sum over masked tokens, in nats, and what each has to do with the bound."""
-        seq_len, limit = noise.sample.shape[1], max_sequence_length(self.pipeline.model)
-        if seq_len > limit:
-            raise ValueError(f"A row has {seq_len} tokens; the model takes at most {limit}.")
+        seq_len = noise.sample.shape[1]
+        if seq_len > self.max_sequence_length:
+            raise ValueError(f"A row has {seq_len} tokens; the model takes at most {self.max_sequence_length}.")
         model_inputs = {"input_ids": noise.noisy}
         model_inputs |= {name: inputs[name] for name in ("attention_mask", "token_type_ids") if name in inputs}
         if conditions_on_time(model):
@@ -290,14 +291,14 @@ class TextDiffusionTrainer(Trainer):
         """The Trainer's, with the loss over all tokens seen, not a mean of steps, and the figures of the bound."""
         if "loss" in logs:
             seen, now = self._collect(), time.perf_counter()
-            logs["loss"] = (seen[0] / seen[2].clamp_min(1)).item()
+            logs["loss"] = loss_per_token(seen)
             logs |= figures(seen[1:])
-            logs["tokens_per_second"] = seen[2].item() / (now - self._window_start)
+            logs["tokens_per_second"] = seen[1 + COUNTED.index("tokens")].item() / (now - self._window_start)
             self._window_start = now
         if "train_loss" in logs and self._seen is not None:
             self._collect()
         if "train_loss" in logs and self._total is not None:
-            logs["train_loss"] = (self._total[0] / self._total[2].clamp_min(1)).item()
+            logs["train_loss"] = loss_per_token(self._total)
         super().log(logs, start_time)
 
     # --- Evaluation ---
@@ -550,6 +551,11 @@ class TextDiffusionTrainer(Trainer):
         if self.is_world_process_zero():
             self.create_model_card()
             upload_checkpoint(self, checkpoint_folder)
+
+
+def loss_per_token(seen: torch.Tensor) -> float:
+    """The objective's sum, which stands before the sums of [`~training.metrics.row_sums`], over maskable tokens."""
+    return (seen[0] / seen[1 + COUNTED.index("tokens")].clamp_min(1)).item()
 
 
 __all__ = ["TextDiffusionTrainer"]
