@@ -1,8 +1,7 @@
 """
 Trains a text diffusion model on pairs: the source is given, the target generated.
 
-    python examples/train_conditional_text_diffusion.py --model_name_or_path bert-base-uncased \
-        --train_file pairs.csv --source_column kjv --target_column web --output_dir outputs/pairs --max_steps 1000
+    python examples/train_conditional_text_diffusion.py --model_name_or_path bert-base-uncased --train_file pairs.csv
 
 The output folder is a pipeline that writes with `pipe(source="...")`, and for prompts and completions with
 `pipe("...", gen_length=...)`. `--help` lists all options: those of transformers' TrainingArguments among them.

@@ -1,11 +1,10 @@
 """
 Continues the pre-training of an encoder as a text diffusion model, or trains one from scratch.
 
-    python examples/train_text_diffusion.py --model_name_or_path bert-base-uncased --train_file texts.txt \
-        --output_dir outputs/run --max_steps 1000
+    python examples/train_text_diffusion.py --model_name_or_path bert-base-uncased --train_file texts.txt
 
-The output folder is a pipeline, `TextDiffusionPipeline.from_pretrained("outputs/run")`, with a model card. `--help`
-lists all options: those of transformers' TrainingArguments among them.
+The output folder, `--output_dir`, is a pipeline for `TextDiffusionPipeline.from_pretrained`, with a model card.
+`--help` lists all options: those of transformers' TrainingArguments among them.
 """
 
 import sys

@@ -21,10 +21,10 @@ class DataCollatorForTextDiffusion:
             Fill shorter rows up to this length with terminators that count as text, so that a model learns to end a
             text within a longer canvas (LLaDA, arXiv 2502.09992).
 
-    A row holds `input_ids`, and where it has them `token_type_ids` and `prompt_length`, the number of tokens at its
-    start that are given and not generated. A batch holds `input_ids` [batch, seq], `labels` [batch, seq] (the ids of
-    maskable tokens that are not given, -100 elsewhere), `attention_mask` where there is padding, and `token_type_ids`
-    where the rows have them.
+    A row holds `input_ids`, and where it has them `attention_mask`, `token_type_ids` and `prompt_length`, the number
+    of tokens at its start that are given and not generated. A batch holds `input_ids` [batch, seq], `labels` [batch,
+    seq] (the ids of maskable tokens that are not given, -100 elsewhere), `attention_mask` where there is padding, and
+    `token_type_ids` where the rows have them.
 
     Example:
 
@@ -44,8 +44,7 @@ class DataCollatorForTextDiffusion:
     fill_to: int | None = None
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        if self.fill_to is not None:
-            rows = [self._filled(row) for row in rows]
+        rows = [self._without_padding(row) for row in rows]
         lengths = torch.tensor([len(row["input_ids"]) for row in rows])
         width = int(lengths.max())
         if self.pad_to_multiple_of is not None:
@@ -61,6 +60,16 @@ class DataCollatorForTextDiffusion:
         labelled = maskable_tokens(batch["input_ids"], self.tokenizer, inside) & (columns >= given[:, None])
         batch["labels"] = batch["input_ids"].masked_fill(~labelled, -100)
         return batch
+
+    def _without_padding(self, row):
+        """The row without what its own `attention_mask` leaves out, filled up where that is asked for."""
+        if "attention_mask" in row:
+            kept = [i for i, attended in enumerate(row["attention_mask"]) if attended]
+            row = {
+                **row,
+                **{name: [row[name][i] for i in kept] for name in ("input_ids", "token_type_ids") if name in row},
+            }
+        return row if self.fill_to is None else self._filled(row)
 
     def _filled(self, row):
         missing = max(0, self.fill_to - len(row["input_ids"]))

@@ -70,10 +70,10 @@ def prepare_texts(
     is_stream = isinstance(rows, IterableDataset)
     # Of a stream the first texts are looked at, without a word on what is left out: they come again.
     first = _map(dataset, _pack, [column], "", tokenizer, max_length, None, silent=True) if is_stream else rows
-    total = 0
+    start, total = int(start_id(tokenizer) is not None), 0
     for length in (row["length"] for row in first) if is_stream else _column(rows, "length").tolist():
-        total += length
-        if total >= max_length:
+        total += length - start
+        if total >= max_length - start:
             return rows
     raise ValueError(f"The corpus has {total} tokens, too few for one row of `max_length` {max_length}.")
 
@@ -189,8 +189,10 @@ class _SkippedRows:
         self.max_length = max_length
         self.skipped, self.seen, self.next_report = 0, 0, 1
 
-    def __call__(self, skipped, seen):
-        self.skipped, self.seen = self.skipped + skipped, self.seen + seen
+    def __call__(self, skipped, indices):
+        if indices[-1] < self.seen:  # the stream has begun anew
+            return
+        self.skipped, self.seen = self.skipped + skipped, indices[-1] + 1
         if self.skipped >= self.next_report:
             logger.warning(_skipped_message(self.skipped, self.seen, self.max_length))
             self.next_report = 10 ** len(str(self.skipped))
@@ -209,7 +211,7 @@ def _on_texts(batch, indices, function, columns, tokenizer, max_length, features
     kept = [parts for parts in zip(*texts) if all(part is not None and part.strip() for part in parts)]
     rows, used = function(*zip(*kept), tokenizer=tokenizer, max_length=max_length) if kept else ([], 0)
     if report is not None:
-        report(len(indices) - used, len(indices))
+        report(len(indices) - used, indices)
     for i, row in enumerate(rows):
         row["length"], row["texts"] = len(row["input_ids"]), used if i == 0 else 0
     return {name: [row[name] for row in rows] for name in features}
