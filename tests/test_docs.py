@@ -74,6 +74,7 @@ def test_the_api_page_has_every_public_name_and_no_other():
 SCRIPTS = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "utils").glob("[!l]*.py"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_commands_on_pages_have_options_that_exist(script):
     shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
