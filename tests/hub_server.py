@@ -5,6 +5,10 @@ A hub in one file: what huggingface_hub's client asks for when a repository is m
 import base64
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -133,6 +137,24 @@ class Handler(BaseHTTPRequestHandler):
             url = f"{self.server.url}/{repo_id}/commit/{oid}"
             return self.answer(200, {"success": True, "commitUrl": url, "commitOid": oid, "hookOutput": ""})
         return self.missing("EntryNotFound")
+
+
+def run_with_hub(code, hub, folder, home="home"):
+    """What a fresh process that runs `code` in `folder`, and knows no other hub than this one, prints."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder / home),
+        "HF_TOKEN": "hf_local",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def blob_hash(content):

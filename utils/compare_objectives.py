@@ -123,6 +123,8 @@ def main():
             model = load_denoiser(checkpoint)
             trainer = make_trainer(model, tokenizer, rows, held_out, args, seed, **settings)
             trainer.train()
+            if trainer.was_stopped:
+                sys.exit("stopped by SIGTERM")
             with trainer.ema_weights():
                 judge = make_trainer(model, tokenizer, rows, held_out, args, seed)
                 figures = judge.evaluate()

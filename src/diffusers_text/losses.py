@@ -104,6 +104,19 @@ def discrete_time_bound(
             D3PM's hybrid loss (arXiv 2107.03006, eq. 5) adds this weight, 0.01 there, times the cross-entropy to the
             KL divergence of *one* step. The bound is T of those, so `cross_entropy_weight * T` times the cross-entropy
             is added here. The result is no bound.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from diffusers_text import AbsorbingStateScheduler, discrete_time_bound
+
+    >>> scheduler = AbsorbingStateScheduler(mask_token_id=4)
+    >>> sample, timesteps = torch.tensor([[0, 1, 2]]), torch.tensor([0.5])  # the step from 2/4 to 1/4
+    >>> noisy = torch.tensor([[4, 1, 4]])
+    >>> discrete_time_bound(scheduler, torch.zeros(1, 3, 5), sample, noisy, timesteps, 4)  # 4 * 2 * 1/2 * log(4) / 3
+    tensor(1.8484)
+    ```
     """
     _check_reduction(reduction)
     terms = discrete_time_terms(scheduler, logits, sample, noisy_sample, timesteps, num_steps, positions)
@@ -128,6 +141,18 @@ def masked_count_bound(
 
     The expectation is that of [`continuous_time_bound`], for a schedule that treats all tokens alike; the variance is
     smaller. Arguments and result as there.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from diffusers_text import AbsorbingStateScheduler, masked_count_bound
+
+    >>> scheduler = AbsorbingStateScheduler(mask_token_id=4)
+    >>> sample, noisy = torch.tensor([[0, 1, 2]]), torch.tensor([[4, 1, 4]])
+    >>> masked_count_bound(scheduler, torch.zeros(1, 3, 5), sample, noisy)  # 3 / 2 * 2 log(4) / 3
+    tensor(1.3863)
+    ```
     """
     _check_reduction(reduction)
     terms = masked_count_terms(scheduler, logits, sample, noisy_sample, positions, maskable)
@@ -202,8 +227,7 @@ def masked_count_terms(
         masked.logits, masked.targets, scheduler.mask_token_id, None, overwrite_logits
     )
     was_masked = (noisy_sample == scheduler.mask_token_id) & (sample != scheduler.mask_token_id)
-    lengths = torch.full_like(was_masked[:, 0], sample.shape[1], dtype=torch.long)
-    lengths = lengths if maskable is None else maskable.sum(dim=1)
+    lengths = sample.shape[1] if maskable is None else maskable.sum(dim=1)
     weights = lengths / was_masked.sum(dim=1).clamp_min(1)  # [batch]
     return _bound_terms(-weights[masked.rows] * log_pi, log_pi, log_pi, correct, masked, scheduler.mask_token_id)
 

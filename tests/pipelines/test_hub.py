@@ -1,12 +1,7 @@
 """Push and pull through the real huggingface_hub client, against a hub on this machine, in fresh processes."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
-from hub_server import running_hub
+from hub_server import run_with_hub, running_hub
 from toys import COUNTS, toy_model, toy_tokenizer
 
 from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline
@@ -22,28 +17,7 @@ def hub():
 def python(hub, tmp_path):
     """Runs code in a fresh process that knows no other hub than this one."""
 
-    def run(code, home="home"):
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path / home),
-            "HF_TOKEN": "hf_local",
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "NO_PROXY": "127.0.0.1",
-            "OMP_NUM_THREADS": "2",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    return run
+    return lambda code, home="home": run_with_hub(code, hub, tmp_path, home)
 
 
 def build(**kwargs):

@@ -37,7 +37,7 @@ from diffusers_text import (
     discrete_time_bound,
     token_settings,
 )
-from diffusers_text.training.callbacks import PlotAtEnd
+from diffusers_text.training.callbacks import PlotLog
 from diffusers_text.training.noise import draw_noise, keyed_generator
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_text_diffusion.py"
@@ -101,7 +101,7 @@ def trainer_of(folder, train=TEXTS, evaluation=None, model=None, tokenizer=None,
         scheduler=scheduler,
     )
     if not plot:  # takes longer than the rest
-        trainer.remove_callback(PlotAtEnd)
+        trainer.remove_callback(PlotLog)
     return trainer
 
 

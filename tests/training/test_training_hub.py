@@ -1,37 +1,15 @@
 """What training pushes, through the real huggingface_hub client, to a hub on this machine, in fresh processes."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import textwrap
 
 import pytest
-from hub_server import running_hub
+from hub_server import run_with_hub, running_hub
 from run_training import EXAMPLE
 
 pytestmark = pytest.mark.slow
 STRATEGIES = ["end", "every_save", "checkpoint"]
 PIPELINE = {"model_index.json", "config.json", "model.safetensors", "scheduler_config.json", "tokenizer.json"}
-
-
-def python(code, hub, folder, home):
-    """Runs code in a fresh process that knows no other hub than this one."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(folder / home),
-        "HF_TOKEN": "hf_local",
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "NO_PROXY": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +28,7 @@ def pushed(example_inputs):
                 "--hub_strategy", strategy, "--hub_always_push",
             ])
         """
-        python(code, hub, example_inputs, home="home")
+        run_with_hub(code, hub, example_inputs, home="home")
         yield hub, example_inputs
 
 
@@ -103,7 +81,7 @@ def test_the_card_tells_noise_arguments_figures_and_texts(strategy, pushed):
 
 def test_what_was_pushed_loads_in_a_fresh_process(pushed):
     hub, folder = pushed
-    said = python(
+    said = run_with_hub(
         f"""
         import torch
         from huggingface_hub import snapshot_download

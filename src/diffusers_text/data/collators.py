@@ -44,7 +44,9 @@ class DataCollatorForTextDiffusion:
     fill_to: int | None = None
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        rows = [self._without_padding(row) for row in rows]
+        rows = [self._without_padding(row) if "attention_mask" in row else row for row in rows]
+        if self.fill_to is not None:
+            rows = [self._filled(row) for row in rows]
         lengths = torch.tensor([len(row["input_ids"]) for row in rows])
         width = int(lengths.max())
         if self.pad_to_multiple_of is not None:
@@ -61,15 +63,12 @@ class DataCollatorForTextDiffusion:
         batch["labels"] = batch["input_ids"].masked_fill(~labelled, -100)
         return batch
 
-    def _without_padding(self, row):
-        """The row without what its own `attention_mask` leaves out, filled up where that is asked for."""
-        if "attention_mask" in row:
-            kept = [i for i, attended in enumerate(row["attention_mask"]) if attended]
-            row = {
-                **row,
-                **{name: [row[name][i] for i in kept] for name in ("input_ids", "token_type_ids") if name in row},
-            }
-        return row if self.fill_to is None else self._filled(row)
+    @staticmethod
+    def _without_padding(row):
+        """The row without what its own `attention_mask` leaves out."""
+        kept = [i for i, attended in enumerate(row["attention_mask"]) if attended]
+        names = [name for name in ("input_ids", "token_type_ids") if name in row]
+        return {**row, **{name: [row[name][i] for i in kept] for name in names}}
 
     def _filled(self, row):
         missing = max(0, self.fill_to - len(row["input_ids"]))

@@ -107,8 +107,8 @@ def prepare_pairs(
     ```
     """
     columns = [source_column, target_column]
-    extra = [name for name in ("token_type_ids",) if name in tokenizer.model_input_names]
-    extra.append("prompt_length")
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    extra = ["token_type_ids", "prompt_length"] if has_types else ["prompt_length"]
     return _map(dataset, _tokenize_pairs, columns, "Tokenizing pairs", tokenizer, max_length, num_proc, extra)
 
 

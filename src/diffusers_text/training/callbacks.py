@@ -78,8 +78,11 @@ class StopOnSigterm(TrainerCallback):
         control.should_save = control.should_evaluate = False
 
 
-class PlotAtEnd(TrainerCallback):
-    """Draws the log to `loss.png` in the output folder."""
+class PlotLog(TrainerCallback):
+    """Draws the log to `loss.png` in the output folder, after each evaluation and at the end of training."""
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.on_train_end(args, state, control)
 
     def on_train_end(self, args, state, control, **kwargs):
         if state.is_world_process_zero:

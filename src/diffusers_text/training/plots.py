@@ -15,11 +15,13 @@ def draw_training(log_history: list[dict], path: Path):
     """
     figure = Figure(figsize=(8, 5), layout="constrained")
     axis = figure.add_subplot()
-    for name, label, style in (
-        ("bound", "bound, training", "C0-"),
-        ("masked_cross_entropy", "masked cross-entropy, training", "C1-"),
-        ("eval_bound", "bound, evaluation", "C2o-"),
-    ):
+    lines = {"bound": ("bound, training", "C0-"), "masked_cross_entropy": ("masked cross-entropy, training", "C1-")}
+    names = dict.fromkeys(name for entry in log_history for name in entry)
+    evaluated = [name for name in names if name.startswith("eval_") and name.endswith("_bound")]  # of each dataset
+    for i, name in enumerate(evaluated, start=2):
+        dataset = name.removeprefix("eval_").removesuffix("bound").rstrip("_")
+        lines[name] = (f"bound, evaluation {dataset}".rstrip(), f"C{i}o-")
+    for name, (label, style) in lines.items():
         points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
         if points:
             axis.plot(*zip(*points), style, markersize=4, linewidth=1, label=label)

@@ -8,7 +8,7 @@ from datasets import Dataset, IterableDataset
 from ..data.preparation import prepare_completions, prepare_pairs, prepare_texts
 from ..data.special_tokens import terminator_id, token_settings
 from ..data.token_counts import count_tokens
-from ..models.sparse_head import has_adapter, is_compiled, max_sequence_length
+from ..models.sparse_head import has_adapter, is_compiled, max_sequence_length, unwrap_model
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 
 NOISE_ARGUMENTS = ("schedule", "spindle_lambda", "spindle_information", "spindle_mean")
@@ -77,7 +77,7 @@ def check_components(model, tokenizer, scheduler, args):
         raise ValueError(f"`max_length` is {args.max_length}, but the model takes at most {limit} tokens.")
     if args.fill_rows and terminator_id(tokenizer) is None:
         raise ValueError("`fill_rows` needs a tokenizer with an end-of-text or separator token.")
-    if has_adapter(model) and not hasattr(model, "merge_and_unload"):
+    if has_adapter(model) and unwrap_model(model) is model:  # no PeftModel around it
         raise ValueError("`model` has an adapter that cannot be merged: make it with `peft.get_peft_model`.")
     if args.head_chunk_size is not None and (args.torch_compile or is_compiled(model)):
         raise ValueError("`head_chunk_size` does not go with `torch_compile`: compiled code sees no hook.")

@@ -23,7 +23,7 @@ from ..models.sparse_head import conditions_on_time, has_adapter, logits_at, max
 from ..pipelines.pipeline_text_diffusion import TextDiffusionPipeline
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 from .arguments import TextDiffusionTrainingArguments
-from .callbacks import EMA_NAME, BeginRun, PlotAtEnd, StopOnSigterm, WeightAverage
+from .callbacks import EMA_NAME, BeginRun, PlotLog, StopOnSigterm, WeightAverage
 from .card import create_training_card
 from .checkpoints import STAGING_NAME, STALE_PATTERNS, check_folder, explained_failure, find_checkpoint
 from .hub import upload_checkpoint, upload_output
@@ -137,7 +137,7 @@ class TextDiffusionTrainer(Trainer):
         self.add_callback(BeginRun(self))
         if args.ema_decay > 0:
             self.add_callback(WeightAverage(self))
-        self.add_callback(PlotAtEnd())
+        self.add_callback(PlotLog())
         self.stop_on_sigterm = StopOnSigterm(self)
         self.add_callback(self.stop_on_sigterm)  # last: what it saves must be whole
 
