@@ -163,6 +163,7 @@ class BoundTerms(NamedTuple):
     """What each masked position, [n], has to do with a bound."""
 
     nats: torch.Tensor  # its part of the estimate
+    weights: torch.Tensor  # what -log_p is multiplied with in it; over a row they sum up to its length, in expectation
     log_p: torch.Tensor  # log-probability of the clean token
     log_pi: torch.Tensor  # the same without the tilt, as the network predicts it
     correct: torch.BoolTensor  # whether no token has a higher one
@@ -184,7 +185,7 @@ def continuous_time_terms(
     if scheduler.noise.token_dependent:
         model_rate = scheduler.noise.rate(masked.times, masked.offsets)
         nats = nats + rate * (rate / model_rate).log() - rate + expected_rate
-    return _bound_terms(nats, log_p, log_pi, correct, masked, scheduler.mask_token_id)
+    return _bound_terms(nats, rate, log_p, log_pi, correct, masked, scheduler.mask_token_id)
 
 
 def discrete_time_terms(
@@ -213,7 +214,7 @@ def discrete_time_terms(
         # Both probabilities of staying are 0 in the last step, where the logarithms must leave no NaN in the gradient.
         last = stay == 0
         nats = nats + stay * (stay.masked_fill(last, 1).log() - expected_stay.masked_fill(last, 1).log())
-    return _bound_terms(num_steps * nats, log_p, log_pi, correct, masked, scheduler.mask_token_id)
+    return _bound_terms(num_steps * nats, num_steps * reveal, log_p, log_pi, correct, masked, scheduler.mask_token_id)
 
 
 def masked_count_terms(
@@ -228,8 +229,8 @@ def masked_count_terms(
     )
     was_masked = (noisy_sample == scheduler.mask_token_id) & (sample != scheduler.mask_token_id)
     lengths = sample.shape[1] if maskable is None else maskable.sum(dim=1)
-    weights = lengths / was_masked.sum(dim=1).clamp_min(1)  # [batch]
-    return _bound_terms(-weights[masked.rows] * log_pi, log_pi, log_pi, correct, masked, scheduler.mask_token_id)
+    weights = (lengths / was_masked.sum(dim=1).clamp_min(1))[masked.rows]  # [n]
+    return _bound_terms(-weights * log_pi, weights, log_pi, log_pi, correct, masked, scheduler.mask_token_id)
 
 
 class _Masked(NamedTuple):
@@ -371,13 +372,13 @@ def _loss_dtype(logits: torch.Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _bound_terms(nats, log_p, log_pi, correct, masked: _Masked, mask_token_id) -> BoundTerms:
+def _bound_terms(nats, weights, log_p, log_pi, correct, masked: _Masked, mask_token_id) -> BoundTerms:
     # A clean token that is [MASK] itself was not masked by noise: there is nothing to predict.
     nothing = masked.targets == mask_token_id
-    nats, log_p, log_pi = (
-        values.to(_loss_dtype(masked.logits)).masked_fill(nothing, 0) for values in (nats, log_p, log_pi)
+    nats, weights, log_p, log_pi = (
+        values.to(_loss_dtype(masked.logits)).masked_fill(nothing, 0) for values in (nats, weights, log_p, log_pi)
     )
-    return BoundTerms(nats, log_p, log_pi, correct, masked.rows)
+    return BoundTerms(nats, weights, log_p, log_pi, correct, masked.rows)
 
 
 def _reduce(terms: BoundTerms, shape, maskable, reduction):

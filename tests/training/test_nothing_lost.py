@@ -383,7 +383,7 @@ def test_four_sentences_are_learnt_by_heart(tmp_path):
         rows=sentences,
         model={"hidden_size": 32, "spread": 0.1},
         schedule="linear",
-        max_steps=300,
+        max_steps=500,
         learning_rate=3e-3,
         logging_steps=100,
     )

@@ -38,7 +38,7 @@ from diffusers_text import (
     token_settings,
 )
 from diffusers_text.training.callbacks import PlotLog
-from diffusers_text.training.noise import draw_noise, keyed_generator
+from diffusers_text.noising import draw_noise, keyed_generator
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_text_diffusion.py"
 TEXTS = [" ".join("abc"[(i * j) % 3] for j in range(1 + i % 7)) for i in range(22)]  # of 1 to 7 words
@@ -212,7 +212,7 @@ def test_the_objectives_differ_by_what_their_papers_say(tmp_path, schedule):
         times, generators = torch.arange(1, 23).clamp(max=20) / 20, [keyed_generator(row) for row in range(22)]
         noise = draw_noise(scheduler, inputs["input_ids"], maskable, times, generators, by_count=False)
         _, terms = trainer.masked_loss(trainer.model.eval(), inputs, noise)
-        losses[objective, weight] = trainer.objective(terms)
+        losses[objective, weight] = trainer.objective(terms, noise)
     with torch.no_grad():
         model_inputs = {"input_ids": noise.noisy, "attention_mask": inputs["attention_mask"]}
         logits = trainer.model(**model_inputs).logits.double().flatten(0, 1)[noise.positions]
@@ -384,7 +384,7 @@ def test_the_bound_by_time_has_the_bound_as_its_mean(tmp_path, schedule, objecti
     found = figures_of(trainer, trainer.train_dataset)
     by_time = [value for name, value in found.items() if "bound_time" in name]
     assert len(by_time) == 5
-    assert np.mean(by_time) == pytest.approx(found["bound"], abs=4 * found["bound_standard_error"])
+    assert np.mean(by_time) == pytest.approx(found["bound"], rel=0.05)
 
 
 # --- Logits in chunks ---
@@ -440,7 +440,7 @@ def test_logits_in_chunks_change_neither_loss_nor_gradients(tmp_path, name, sche
         )
         assert 10 < len(noise.positions) < 30
         loss, terms = trainer.masked_loss(model, inputs, noise)
-        assert loss.item() == pytest.approx(trainer.objective(terms).sum().item())
+        assert loss.item() == pytest.approx(trainer.objective(terms, noise).sum().item())
         model.zero_grad()
         loss.backward()
         gradients = {n: torch.zeros(()) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
@@ -595,7 +595,7 @@ def test_the_best_model_is_taken_up_at_the_end(tmp_path, adapter):
         eval_strategy="steps",
         eval_steps=2,
         max_steps=8,
-        learning_rate=0.1,
+        learning_rate=0.3,
         lr_scheduler_type="constant",
         load_best_model_at_end=True,
         save_total_limit=1,
@@ -906,8 +906,8 @@ def test_every_option_has_help_and_its_choices_are_checked(capsys):
         ({"objective": "elbo"}, "`objective` must be one of"),
         ({"time_conditioning": "adaln"}, "`time_conditioning`"),
         ({"mask_sampling": "all"}, "`mask_sampling` must be one of"),
-        ({"mask_sampling": "count", "objective": "discrete"}, "`mask_sampling='count'` needs the continuous"),
-        ({"mask_sampling": "count", "schedule": "spindle"}, "`mask_sampling='count'` needs the continuous"),
+        ({"mask_sampling": "count", "objective": "discrete"}, "`mask_sampling='count'` needs continuous time"),
+        ({"mask_sampling": "count", "schedule": "spindle"}, "`mask_sampling='count'` needs continuous time"),
         ({"num_diffusion_steps": 0}, "`num_diffusion_steps` must be"),
         ({"max_length": 0}, "`max_length` must be"),
         ({"max_length": 2}, "`max_length` must be"),
@@ -918,7 +918,7 @@ def test_every_option_has_help_and_its_choices_are_checked(capsys):
         ({"ema_decay": float("nan")}, r"`ema_decay` must lie in"),
         ({"time_epsilon": 1.0}, r"`time_epsilon` must lie in"),
         ({"cross_entropy_weight": -1.0}, "`cross_entropy_weight` must be a number >= 0"),
-        ({"eval_draws": 1}, "`eval_draws` must be an integer >= 2"),
+        ({"eval_draws": 3}, "`eval_draws` must be an even number of at least 4"),
         ({"eval_samples": -1}, "`eval_samples` must be an integer >= 0"),
         ({"spindle_lambda": 1.5, "schedule": "spindle"}, "`spindle_lambda`"),
         ({"average_tokens_across_devices": False}, "`average_tokens_across_devices` must be True"),
@@ -939,7 +939,8 @@ def test_the_best_bound_is_the_smallest(tmp_path):
 def test_counting_is_the_default_where_it_is_possible(tmp_path):
     assert trainer_of(tmp_path).args.mask_sampling == "count"
     assert trainer_of(tmp_path, schedule="cosine").args.mask_sampling == "count"
-    for kwargs in ({"objective": "discrete"}, {"objective": "mlm"}, {"schedule": "spindle"}):
+    assert trainer_of(tmp_path, objective="mlm").args.mask_sampling == "count"
+    for kwargs in ({"objective": "discrete"}, {"schedule": "spindle"}):
         assert trainer_of(tmp_path, **kwargs).args.mask_sampling == "independent"
     spindle = AbsorbingStateScheduler(**token_settings(toy_tokenizer()), schedule="spindle", token_counts=COUNTS)
     assert trainer_of(tmp_path, scheduler=spindle).args.mask_sampling == "independent"

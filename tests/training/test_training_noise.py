@@ -10,16 +10,8 @@ from scipy.stats import binomtest, chisquare, kstest
 from toys import CLS, COUNTS, MASK, PAD, SEP, g_of
 
 from diffusers_text import AbsorbingStateScheduler
-from diffusers_text.training.noise import (
-    MASKS,
-    ORDER,
-    TIMES,
-    draw_noise,
-    evaluation_noise,
-    keyed_generator,
-    row_key,
-    training_noise,
-)
+from diffusers_text.noising import MASKS, ORDER, TIMES, draw_noise, keyed_generator, row_key
+from diffusers_text.training.noise import training_noise
 
 SIGNIFICANT = 1e-4
 
@@ -37,7 +29,7 @@ def arguments(**kwargs):
         "objective": "continuous",
         "num_diffusion_steps": 10,
         "time_epsilon": 1e-3,
-        "eval_draws": 4,
+        "time_power": 1.0,
     }
     return SimpleNamespace(**{**defaults, **kwargs})
 
@@ -214,52 +206,3 @@ def test_a_row_without_maskable_tokens_stays_as_it_is(args):
     assert torch.equal(noise.noisy, sample)
     assert len(noise.positions) == 0
     assert ((noise.timesteps > 0) & (noise.timesteps <= 1)).all()
-
-
-# --- Evaluation ---
-
-
-def evaluated(args, rows, padding=0, keys=None):
-    """Noisy rows and times of every draw, [draws, batch, seq] and [draws, batch]."""
-    sample, maskable = sample_of(8)
-    sample, maskable = sample[rows], maskable[rows]
-    keys = [row_key(row.tolist()) for row in sample] if keys is None else keys
-    sample = torch.nn.functional.pad(sample, (0, padding), value=PAD)
-    maskable = torch.nn.functional.pad(maskable, (0, padding))
-    by_count = args.objective != "discrete"
-    draws = [
-        evaluation_noise(scheduler_of(), sample, maskable, args, draw, keys, by_count)
-        for draw in range(args.eval_draws)
-    ]
-    return torch.stack([noise.noisy[:, :6] for noise in draws]), torch.stack([noise.timesteps for noise in draws])
-
-
-def test_evaluation_noise_depends_on_the_tokens_of_a_row_alone(args):
-    noisy, times = evaluated(args, [*range(8)])
-    for rows in ([3], [6, 1], [7, 6, 5, 4, 3, 2, 1, 0], [2, 2]):
-        for changed in (args, SimpleNamespace(**{**vars(args), "seed": 99, "time_epsilon": 0.5})):
-            some, some_times = evaluated(changed, rows, padding=3)
-            assert torch.equal(some, noisy[:, rows])
-            assert torch.equal(some_times, times[:, rows])
-    assert len({tuple(row.tolist()) for row in times.T}) > 5  # each row has its own, but few there are on a grid
-
-
-def test_the_times_of_a_row_s_draws_are_stratified():
-    args = arguments(objective="discrete", num_diffusion_steps=4, eval_draws=4)
-    _, times = evaluated(args, [*range(8)])
-    for row in times.T:
-        assert sorted(row.tolist()) == [0.25, 0.5, 0.75, 1.0]
-    counts = (evaluated(arguments(eval_draws=4), [0])[0] == MASK).sum(dim=-1)
-    assert sorted(counts.flatten().tolist()) == [1, 2, 3, 4]
-
-
-def test_the_noise_of_evaluation_follows_the_same_law():
-    args = arguments(eval_draws=2)
-    keys = [row_key([i]) for i in range(2000)]
-    noisy, _ = evaluated(args, [1] * 2000, keys=keys)
-    for draw in noisy == MASK:
-        counts = np.bincount(draw.sum(dim=1).numpy(), minlength=6)
-        assert counts[0] == 0
-        assert chisquare(counts[1:]).pvalue > SIGNIFICANT
-        share = draw[:, 1:].sum(dim=0).numpy() / len(draw)
-        assert np.abs(share - 0.6).max() < 4.5 * np.sqrt(0.24 / 2000)

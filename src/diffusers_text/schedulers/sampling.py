@@ -14,7 +14,7 @@ def precise_dtype(device: torch.device | str) -> torch.dtype:
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
-def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
+def draw_uniforms(counts: list[int], generator, device, antithetic: bool = False) -> torch.Tensor:
     r"""
     Uniform numbers in [0, 1), `counts[i]` of them for row `i`, one row after another.
 
@@ -22,6 +22,7 @@ def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
         counts (`list[int]`): how many numbers each row needs.
         generator (`torch.Generator` or list of them, *optional*): one for all rows, or one for each, so that a row's
             numbers depend on neither the other rows nor padding. They are drawn on the generator's device and moved.
+        antithetic (`bool`, defaults to `False`): give `1 - u` in their place, in [0, 1) as well.
 
     Returns:
         `torch.Tensor` of shape `[sum(counts)]`.
@@ -36,7 +37,8 @@ def draw_uniforms(counts: list[int], generator, device) -> torch.Tensor:
     ]
     if len(set(sources)) == 1:  # one transfer, not one a row
         drawn = [torch.cat(drawn)]
-    return torch.cat([numbers.to(device, precise_dtype(device)) for numbers in drawn])
+    uniforms = torch.cat([numbers.to(device, precise_dtype(device)) for numbers in drawn])
+    return 1 - torch.finfo(uniforms.dtype).eps / 2 - uniforms if antithetic else uniforms
 
 
 def is_number(value) -> bool:

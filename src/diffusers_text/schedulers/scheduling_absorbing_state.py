@@ -242,6 +242,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         *,
         maskable: torch.BoolTensor | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
+        antithetic: bool = False,
     ) -> torch.LongTensor:
         r"""
         Draws from the forward process `q(z_t | x)`: each maskable token is masked with probability `g_x(t)`.
@@ -252,17 +253,55 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             maskable (`torch.BoolTensor` of shape `[batch, seq]`, *optional*):
                 Positions that may be masked, all by default; see [`maskable_tokens`].
             generator (`torch.Generator` or one a row, *optional*): source of randomness.
+            antithetic (`bool`, defaults to `False`): use `1 - u` in place of the generator's uniform numbers u.
 
         Returns:
             `torch.LongTensor` of shape `[batch, seq]`.
         """
         check_sample(sample)
         check_times(timesteps, len(sample))
-        uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device).view(sample.shape)
+        uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device, antithetic).view(
+            sample.shape
+        )
         masked = uniforms < self.mask_probability(timesteps.to(uniforms), sample)
         if maskable is not None:
             masked = masked & maskable
         return sample.masked_fill(masked, self.mask_token_id)
+
+    def add_nonempty_noise(
+        self,
+        sample: torch.LongTensor,
+        timesteps: torch.Tensor,
+        *,
+        maskable: torch.BoolTensor | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        antithetic: bool = False,
+    ) -> tuple[torch.LongTensor, torch.Tensor]:
+        r"""
+        Draws from the forward process given that it masks something, and how likely that is. A bound's estimate from
+        such a draw, times that probability, has the expectation of one from [`add_noise`]; its weights do not grow
+        without limit at small times.
+
+        Arguments as in [`add_noise`], with times in (0, 1].
+
+        Returns:
+            `torch.LongTensor` of shape `[batch, seq]` and probabilities, `torch.FloatTensor` of shape `[batch]`: 0 for
+            a row without maskable tokens.
+        """
+        check_sample(sample)
+        check_times(timesteps, len(sample), above_zero=True)
+        length = sample.shape[1]
+        uniforms = draw_uniforms([1 + length] * len(sample), generator, sample.device, antithetic).view(-1, 1 + length)
+        probability = self.mask_probability(timesteps.to(uniforms), sample).expand(sample.shape)
+        if maskable is not None:
+            probability = probability * maskable
+        # The first masked position by inverting its distribution, all after it as ever.
+        reached = -torch.expm1(torch.log1p(-probability).cumsum(dim=1))  # [batch, seq], masked by then
+        nonempty = reached[:, -1:]
+        first = (reached < (1 - uniforms[:, :1]) * nonempty).sum(dim=1, keepdim=True)
+        places = torch.arange(length, device=sample.device)
+        masked = ((places == first) & (nonempty > 0)) | ((places > first) & (uniforms[:, 1:] < probability))
+        return sample.masked_fill(masked, self.mask_token_id), nonempty.squeeze(1).float()
 
     def add_noise_by_count(
         self,
@@ -271,6 +310,7 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
         *,
         maskable: torch.BoolTensor | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
+        antithetic: bool = False,
     ) -> tuple[torch.LongTensor, torch.Tensor]:
         r"""
         Draws from the forward process given how many tokens it has masked: `counts[i]` of row `i`'s maskable ones, all
@@ -295,7 +335,9 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
                 f"The schedule {self.config.schedule!r} depends on the token: which tokens are masked does not follow"
                 " from how many are. Use `add_noise`."
             )
-        uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device).view(sample.shape)
+        uniforms = draw_uniforms([sample.shape[1]] * len(sample), generator, sample.device, antithetic).view(
+            sample.shape
+        )
         if maskable is None:
             maskable = torch.ones_like(sample, dtype=torch.bool)
         check_counts(counts, maskable.sum(dim=1))

@@ -34,8 +34,13 @@ class TextDiffusionTrainingArguments(TrainingArguments):
             Weight of the cross-entropy against one step's divergence in the objective `"discrete"`.
         mask_sampling (`str`, *optional*):
             `"count"` draws how many tokens of a row are masked, then which; `"independent"` draws a time, then masks
-            each token by itself. By default `"count"`, which has the same expectation and less variance, where the
-            objective is continuous and the schedule treats all tokens alike.
+            each token by itself. By default `"count"`, which has the same expectation and less variance, where time is
+            continuous and the schedule treats all tokens alike.
+        time_power (`float`, *optional*):
+            Times, or shares of masked tokens, are `u ** time_power` of uniform numbers u, and rows are weighted to
+            match: the expectation is that of uniform ones. By default 2, which draws few masked tokens more often, so
+            that gradients have less variance and steps take less time; 1 for the objectives whose weights do not grow
+            towards small times, `"mlm"` and `"discrete"` with a cross-entropy term.
         time_epsilon (`float`, defaults to 1e-3):
             Smallest time that `"independent"` trains on (MDLM's cut). Evaluation has none.
         max_length (`int`, defaults to 128): longest row in tokens, special tokens included.
@@ -53,7 +58,8 @@ class TextDiffusionTrainingArguments(TrainingArguments):
             in the beginning, `(1 + step) / (10 + step)`. 0 keeps no average.
         head_chunk_size (`int`, *optional*):
             Masked tokens whose logits are in memory at once; all by default. Less memory, somewhat more time.
-        eval_draws (`int`, defaults to 4): noisy versions of each row that an evaluation takes, at least 2.
+        eval_draws (`int`, defaults to 4):
+            Noisy versions of each row that an evaluation takes, an even number of at least 4.
         eval_samples (`int`, defaults to 4): texts that are written at each evaluation.
 
     Example:
@@ -111,6 +117,13 @@ class TextDiffusionTrainingArguments(TrainingArguments):
             "choices": MASK_SAMPLINGS,
         },
     )
+    time_power: float | None = field(
+        default=None,
+        metadata={
+            "help": "Times are this power of uniform numbers, and rows are weighted to match. By default 2, which"
+            " draws few masked tokens more often, or 1 for objectives without weights."
+        },
+    )
     time_epsilon: float = field(default=1e-3, metadata={"help": "Smallest time that 'independent' trains on."})
     max_length: int = field(default=128, metadata={"help": "Longest row in tokens, special tokens included."})
     packing: bool = field(default=True, metadata={"help": "Join texts and cut them into rows, or keep a text a row."})
@@ -138,6 +151,9 @@ class TextDiffusionTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         self._check()
+        if self.time_power is None:
+            has_cross_entropy = self.objective == "discrete" and self.cross_entropy_weight > 0
+            self.time_power = 1.0 if self.objective == "mlm" or has_cross_entropy else 2.0
         if self.greater_is_better is None and self.metric_for_best_model is not None:
             self.greater_is_better = self.metric_for_best_model.endswith("accuracy")
         super().__post_init__()
@@ -166,10 +182,14 @@ class TextDiffusionTrainingArguments(TrainingArguments):
         for name in ("ema_decay", "time_epsilon"):
             if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must lie in [0, 1), got {getattr(self, name)!r}.")
+        if self.time_power is not None and (not is_number(self.time_power) or not 1 <= self.time_power <= 4):
+            raise ValueError(f"`time_power` must lie in [1, 4], got {self.time_power!r}.")
         if not is_number(self.cross_entropy_weight) or self.cross_entropy_weight < 0:
             raise ValueError(f"`cross_entropy_weight` must be a number >= 0, got {self.cross_entropy_weight!r}.")
-        if not isinstance(self.eval_draws, int) or self.eval_draws < 2:
-            raise ValueError(f"`eval_draws` must be an integer >= 2, for a standard error, got {self.eval_draws!r}.")
+        if type(self.eval_draws) is not int or self.eval_draws < 4 or self.eval_draws % 2:
+            raise ValueError(
+                f"`eval_draws` must be an even number of at least 4, for a standard error, got {self.eval_draws!r}."
+            )
         if not isinstance(self.eval_samples, int) or self.eval_samples < 0:
             raise ValueError(f"`eval_samples` must be an integer >= 0, got {self.eval_samples!r}.")
         # What would lose rows or columns, or count tokens otherwise than the loss that is logged.

@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from .noise import ORDER, keyed_generator
+from ..noising import ORDER, keyed_generator
 
 
 class RowOrder(Sampler):

@@ -99,11 +99,11 @@ def check_components(model, tokenizer, scheduler, args):
 
 def choose_mask_sampling(args, scheduler: AbsorbingStateScheduler) -> str:
     """`args.mask_sampling`, by default by count where that is possible; raises where it is asked for and is not."""
-    is_possible = args.objective == "continuous" and not scheduler.noise.token_dependent
+    is_possible = args.objective != "discrete" and not scheduler.noise.token_dependent
     if args.mask_sampling == "count" and not is_possible:
         raise ValueError(
-            "`mask_sampling='count'` needs the continuous objective and a schedule that treats all tokens alike, got"
-            f" {args.objective!r} and {scheduler.config.schedule!r}."
+            "`mask_sampling='count'` needs continuous time and a schedule that treats all tokens alike, got the"
+            f" objective {args.objective!r} and {scheduler.config.schedule!r}."
         )
     return args.mask_sampling or ("count" if is_possible else "independent")
 

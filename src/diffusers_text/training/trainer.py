@@ -16,10 +16,12 @@ from transformers.utils import logging
 
 from ..data.collators import DataCollatorForTextDiffusion
 from ..data.special_tokens import terminator_id
+from ..evaluation.estimators import choose_estimator, draw_estimates
 from ..files import move_files
-from ..losses import BoundTerms, continuous_time_terms, discrete_time_terms, masked_count_terms
+from ..losses import BoundTerms
 from ..models.loading import load_denoiser
 from ..models.sparse_head import conditions_on_time, has_adapter, logits_at, max_sequence_length, sum_over_logits
+from ..noising import NoisyRows, bound_terms, row_key
 from ..pipelines.pipeline_text_diffusion import TextDiffusionPipeline
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 from .arguments import TextDiffusionTrainingArguments
@@ -28,7 +30,7 @@ from .card import create_training_card
 from .checkpoints import STAGING_NAME, STALE_PATTERNS, check_folder, explained_failure, find_checkpoint
 from .hub import upload_checkpoint, upload_output
 from .metrics import COUNTED, evaluation_figures, figures, row_sums
-from .noise import NoisyRows, evaluation_noise, row_key, training_noise
+from .noise import training_noise
 from .order import RowOrder
 from .samples import sample_texts, write_samples
 from .setup import (
@@ -230,18 +232,11 @@ class TextDiffusionTrainer(Trainer):
         model_inputs |= {name: inputs[name] for name in ("attention_mask", "token_type_ids") if name in inputs}
         if conditions_on_time(model):
             model_inputs["timesteps"] = noise.timesteps
-        scheduler, sample, noisy = self.pipeline.scheduler, noise.sample, noise.noisy
+        scheduler = self.pipeline.scheduler
 
         def loss_of(logits, positions):
-            shared = {"positions": positions, "overwrite_logits": True}  # nobody else sees the logits
-            if noise.by_count:
-                terms = masked_count_terms(scheduler, logits, sample, noisy, maskable=noise.maskable, **shared)
-            elif self.args.objective == "discrete":
-                steps = self.args.num_diffusion_steps
-                terms = discrete_time_terms(scheduler, logits, sample, noisy, noise.timesteps, steps, **shared)
-            else:
-                terms = continuous_time_terms(scheduler, logits, sample, noisy, noise.timesteps, **shared)
-            return self.objective(terms).sum(), BoundTerms(*(values.detach() for values in terms))
+            terms = bound_terms(scheduler, logits, positions, noise, overwrite_logits=True)  # nobody else sees them
+            return self.objective(terms, noise).sum(), BoundTerms(*(values.detach() for values in terms))
 
         chunk_size = self.args.head_chunk_size
         if chunk_size is None:
@@ -249,13 +244,15 @@ class TextDiffusionTrainer(Trainer):
         nats, parts = sum_over_logits(model, noise.positions, chunk_size, loss_of, **model_inputs)
         return nats, BoundTerms(*(torch.cat(values) for values in zip(*parts)))
 
-    def objective(self, terms: BoundTerms) -> torch.Tensor:
+    def objective(self, terms: BoundTerms, noise: NoisyRows) -> torch.Tensor:
         """What is minimised, in nats for each masked token, [n]."""
+        if self.args.objective == "continuous":
+            return terms.nats
+        weights = noise.weights[terms.rows].to(terms.nats)
         if self.args.objective == "mlm":
-            return -terms.log_pi
-        if self.args.objective == "discrete":  # D3PM's weight is against the divergence of one step
-            return terms.nats - self.args.num_diffusion_steps * self.args.cross_entropy_weight * terms.log_p
-        return terms.nats
+            return -weights * terms.log_pi
+        # D3PM's weight is against the divergence of one step.
+        return terms.nats - self.args.num_diffusion_steps * self.args.cross_entropy_weight * weights * terms.log_p
 
     def _describe_rows(self, nats, inputs, rows) -> str:
         """Which rows a loss that is not finite comes from."""
@@ -333,15 +330,22 @@ class TextDiffusionTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         sample, maskable = inputs["input_ids"], inputs["labels"] != -100
         inside = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(maskable)
-        keys = [row_key(row[kept].tolist()) for row, kept in zip(sample.cpu(), inside.cpu())]
+        keys = [(row_key(row[kept].tolist()), 0) for row, kept in zip(sample.cpu(), inside.cpu())]
         scheduler = self.pipeline.scheduler
-        by_count = self.args.objective != "discrete" and not scheduler.noise.token_dependent
+        num_steps = self.args.num_diffusion_steps if self.args.objective == "discrete" else None
+        estimator = choose_estimator(scheduler, None, num_steps)
         sums = []
+
+        def terms_of(noise):
+            return self.masked_loss(model, inputs, noise)[1]
+
+        draws = range(self.args.eval_draws)
         with torch.no_grad(), self.compute_loss_context_manager():
-            for draw in range(self.args.eval_draws):
-                noise = evaluation_noise(scheduler, sample, maskable, self.args, draw, keys, by_count)
-                _, terms = self.masked_loss(model, inputs, noise)
+            for noise, terms, nats in draw_estimates(
+                scheduler, sample, maskable, keys, draws, terms_of, estimator, num_steps
+            ):
                 sums.append(row_sums(terms, noise, terminator_id(self.processing_class)))
+                sums[-1][:, COUNTED.index("nats")] = nats
         sums = torch.stack(sums, dim=1)  # [batch, draws, figures]
         return None, sums.flatten(1), sums[:, 0, 1]
 

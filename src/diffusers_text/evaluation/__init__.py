@@ -1,0 +1,1 @@
+"""Likelihood and quality of text diffusion models."""
