@@ -17,10 +17,8 @@ import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from glob import escape
 from pathlib import Path
 from typing import Literal
-from uuid import uuid4
 
 import torch
 from accelerate import PartialState
@@ -30,6 +28,7 @@ from transformers import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
 
 from diffusers_text import AbsorbingStateScheduler, ConfidenceUnmaskingScheduler, ReMDMScheduler, TextDiffusionPipeline
+from diffusers_text.resuming import fingerprint, new_part, read_parts, remove_parts
 
 SCHEDULERS = {
     "absorbing": AbsorbingStateScheduler,
@@ -147,14 +146,6 @@ def load_pipeline(args: GenerateArguments) -> TextDiffusionPipeline:
     return pipe
 
 
-def fingerprint(pipe: TextDiffusionPipeline) -> str:
-    """A hash of the weights and the scheduler's settings, which another model under the same name does not have."""
-    digest = hashlib.sha256(pipe.scheduler.to_json_string().encode())
-    for parameter in pipe.model.parameters():
-        digest.update(parameter.detach().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
-
-
 def output_settings(
     args: GenerateArguments, call_args: CallArguments, prompts: list[str | None], pipe: TextDiffusionPipeline
 ) -> dict:
@@ -166,32 +157,6 @@ def output_settings(
         "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16],
         "pipeline": fingerprint(pipe),
     }
-
-
-def part_files(output_file: str) -> list[Path]:
-    """What all processes of all runs have left next to `output_file`."""
-    path = Path(output_file)
-    return sorted(path.parent.glob(escape(path.name) + ".part-*"))
-
-
-def read_parts(output_file: str, settings: dict) -> dict[int, str]:
-    """The finished lines of all parts by their prompt's number; raises if a part has other settings."""
-    finished = {}
-    for part in part_files(output_file):
-        lines = part.read_bytes().split(b"\n")[:-1]  # a line without its end is torn
-        if not lines:
-            continue
-        found = json.loads(lines[0])
-        if found != settings:
-            differing = [name for name in settings if found.get(name) != settings[name]]
-            values = ", ".join(f"`{name}` ({found.get(name)!r}, now {settings[name]!r})" for name in differing)
-            raise ValueError(
-                f"`output_file` {output_file!r} has unfinished parts of a command with other {values}. Finish that"
-                f" one first, choose another `output_file`, or delete {output_file}.part-*"
-            )
-        for line in lines[1:]:
-            finished[json.loads(line)["index"]] = line.decode()
-    return finished
 
 
 def check_prompts(
@@ -218,10 +183,10 @@ def write_texts(
     numbers: list[int],
     args: GenerateArguments,
     call_args: dict,
-    file,
+    write,
     is_main_process: bool,
 ):
-    """Generates the texts of the prompts with these `numbers`, and writes a line to `file` as each is finished."""
+    """Generates the texts of the prompts with these `numbers`, and calls `write` with a row as each is finished."""
     rows = [(number, text) for number in numbers for text in range(args.num_texts_per_prompt)]
     texts = defaultdict(list)
     with tqdm(total=len(numbers), unit=" prompts", disable=not is_main_process) as progress_bar:
@@ -242,14 +207,13 @@ def write_texts(
                 texts[number].append(text)
                 if len(texts[number]) == args.num_texts_per_prompt:
                     row = {"index": number, "prompt": prompts[number], "texts": texts.pop(number)}
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    write(row)
                     progress_bar.update()
-            file.flush()
 
 
 def merge_parts(output_file: str, settings: dict, num_prompts: int):
     """Writes all lines into `output_file` in the order of the prompts and removes the parts."""
-    parts, finished = part_files(output_file), read_parts(output_file, settings)
+    finished = {row["index"]: row for row in read_parts(output_file, settings)}
     if len(finished) < num_prompts:
         raise RuntimeError(
             f"{num_prompts - len(finished)} of {num_prompts} prompts are missing in {output_file}.part-*, as if"
@@ -257,10 +221,9 @@ def merge_parts(output_file: str, settings: dict, num_prompts: int):
         )
     temporary = Path(f"{output_file}.tmp")
     with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(finished[number] + "\n" for number in range(num_prompts))
+        file.writelines(json.dumps(finished[number], ensure_ascii=False) + "\n" for number in range(num_prompts))
     os.replace(temporary, output_file)
-    for part in parts:
-        part.unlink()
+    remove_parts(output_file)
 
 
 def main(arguments: list[str] | None = None):
@@ -278,7 +241,7 @@ def main(arguments: list[str] | None = None):
     with state.main_process_first():  # it downloads
         pipe = load_pipeline(args)
     settings = output_settings(args, call_args, prompts, pipe)
-    finished = read_parts(args.output_file, settings)
+    finished = {row["index"] for row in read_parts(args.output_file, settings)}
     left = [number for number in range(len(prompts)) if number not in finished]
     if finished and state.is_main_process:
         print(f"{len(finished)} of {len(prompts)} prompts were finished before.")
@@ -292,11 +255,8 @@ def main(arguments: list[str] | None = None):
 
     start = time.perf_counter()
     pipe.to(state.device)
-    Path(args.output_file).parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{args.output_file}.part-{uuid4().hex}", "x", encoding="utf-8", newline="\n") as file:
-        file.write(json.dumps(settings) + "\n")
-        file.flush()
-        write_texts(pipe, prompts, numbers, args, asdict(call_args), file, state.is_main_process)
+    with new_part(args.output_file, settings) as write:
+        write_texts(pipe, prompts, numbers, args, asdict(call_args), write, state.is_main_process)
     state.wait_for_everyone()
     if state.is_main_process:
         merge_parts(args.output_file, settings, len(prompts))
