@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterable
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ..data.collators import DataCollatorForTextDiffusion
 from ..losses import BoundTerms
-from ..models.sparse_head import conditions_on_time, logits_at, max_sequence_length
+from ..models.sparse_head import conditions_on_time, evaluation_mode, logits_at, max_sequence_length
 from ..noising import NoisyRows, bound_terms
 from ..resuming import fingerprint, new_part, read_parts, remove_parts
 from ..schedulers.sampling import check_positive_int, is_number
@@ -269,17 +269,6 @@ def batch_nats(pipe, rows: list[dict], keys: list[tuple[int, ...]], draws: range
         if not finite:
             raise FloatingPointError(f"The bound of {pipe.tokenizer.decode(row['input_ids'])[:60]!r} is not finite.")
     return nats.numpy()
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module):
-    """While open, nothing is dropped out."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def check_components(scheduler, max_length: int, limit: int):

@@ -38,6 +38,17 @@ def has_adapter(model: nn.Module) -> bool:
     return tuners is not None and any(isinstance(module, tuners.BaseTunerLayer) for module in model.modules())
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module):
+    """While open, nothing is dropped out."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 def conditions_on_time(model: nn.Module) -> bool:
     """Whether `model` wants `timesteps`: only [`DiffusionBertForMaskedDiffusion`] can."""
     model = unwrap_model(model)
