@@ -28,6 +28,7 @@ from transformers import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
 
 from diffusers_text import AbsorbingStateScheduler, ConfidenceUnmaskingScheduler, ReMDMScheduler, TextDiffusionPipeline
+from diffusers_text.evaluation.generation import text_generator
 from diffusers_text.resuming import fingerprint, new_part, read_parts, remove_parts
 
 SCHEDULERS = {
@@ -168,13 +169,6 @@ def check_prompts(
             pipe.stream(**{input_type: prompt}, **call_args)  # checks at once, and generates when it is read
         except (TypeError, ValueError) as error:
             raise ValueError(f"Prompt {number}, {str(prompt)[:60]!r}: {error}") from error
-
-
-def text_generator(seed: int, number: int) -> torch.Generator:
-    """The generator of the text `number` of a run."""
-    # Of its seed a CPU generator takes 32 bits. Of 100,000 seeds hashed to 32 bits two are equal: these are counted.
-    first = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4], "big")
-    return torch.Generator().manual_seed((first + number) % 2**32)
 
 
 def write_texts(

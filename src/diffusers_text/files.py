@@ -25,3 +25,12 @@ def move_files(source: Path, target: Path, stale_patterns: list[str]):
         for old in set(target.glob(pattern)) - moved:
             if old.is_file():
                 old.unlink()
+
+
+def write_text(path: str | Path, text: str):
+    """Writes a file whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -4,6 +4,7 @@ from os import PathLike
 from pathlib import Path
 
 from datasets import Dataset, IterableDataset, load_dataset
+from datasets.exceptions import DatasetGenerationError
 
 # Readers of `datasets` by the ending of a file.
 READERS = {
@@ -86,6 +87,35 @@ def load_splits(
     return train.select(range(held_out, len(train))), train.select(range(held_out))
 
 
+def load_texts(
+    dataset: str, config_name: str | None = None, split: str = "test", text_column: str = "text"
+) -> list[str]:
+    r"""
+    The texts of a file or of a dataset on the Hub.
+
+    Args:
+        dataset (`str`): a .txt (a text a line), .json, .jsonl, .csv, .tsv or .parquet file; or an id on the Hub.
+        config_name (`str`, *optional*), split (`str`, defaults to `"test"`): of a dataset on the Hub.
+        text_column (`str`, defaults to `"text"`): where the texts are.
+
+    Raises:
+        ValueError: a file that does not exist or cannot be read, or that has no such column.
+    """
+    path, reader = Path(dataset), READERS.get(Path(dataset).suffix)
+    if reader is not None and not path.is_file():
+        raise ValueError(f"`dataset` {dataset!r} is no file.")
+    try:
+        if reader is None:
+            rows = load_dataset(dataset, config_name, split=split)
+        else:
+            rows = load_dataset(reader[0], data_files=[str(path)], split="train", **reader[1])
+    except DatasetGenerationError as error:  # what is wrong stands in its cause
+        raise ValueError(f"`dataset` {dataset!r} cannot be read: {error.__cause__ or error}") from error
+    if text_column not in rows.column_names:
+        raise ValueError(f"`dataset` {dataset!r} has no column {text_column!r}, it has {sorted(rows.column_names)}.")
+    return rows[text_column][:]
+
+
 def _as_list(files) -> list[str]:
     return [str(files)] if isinstance(files, (str, PathLike)) else [str(file) for file in files]
 
@@ -99,4 +129,4 @@ def _reader(files: list[str]) -> tuple[str, dict]:
     return readers[0]
 
 
-__all__ = ["load_splits"]
+__all__ = ["load_splits", "load_texts"]

@@ -82,6 +82,7 @@ def encode_corpus(
     id_lists, words, blank = [], 0, 0
     texts = list(texts)
     with progress_bar(total=len(texts)) as bar:
+        bar.set_description("Tokenizing")
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             part = texts[start : start + TEXTS_AT_ONCE]
             for number, text in enumerate(part, start):

@@ -235,6 +235,7 @@ def row_nats(
     batches = batches[state.process_index :: state.num_processes]
     done = []
     with part as write, evaluation_mode(pipe.model), progress_bar(total=len(batches)) as bar:
+        bar.set_description("Bound")
         for batch in batches:
             rows = [corpus.rows[row] for row in batch]
             values = batch_nats(pipe, rows, [keys[row] for row in batch], draws, settings)
@@ -273,7 +274,7 @@ def batch_nats(pipe, rows: list[dict], keys: list[tuple[int, ...]], draws: range
 
 def check_components(scheduler, max_length: int, limit: int):
     """Raises a `ValueError` for a scheduler that has no bound, or rows that the model does not take."""
-    if not isinstance(scheduler, AbsorbingStateScheduler):
+    if type(scheduler) is not AbsorbingStateScheduler:  # the other strategies are made of it
         raise ValueError(
             f"`pipe.scheduler` is a {type(scheduler).__name__}, whose texts have no likelihood bound: evaluate with an"
             " AbsorbingStateScheduler, made of it with `from_config`."
@@ -311,7 +312,7 @@ def safe_exp(nats: float) -> float:
 def is_lower_case(tokenizer) -> bool:
     """Whether the tokenizer takes upper and lower case for the same."""
     upper, lower = tokenizer(["Case", "case"], add_special_tokens=False)["input_ids"]
-    return upper == lower
+    return upper == lower and tokenizer.unk_token_id not in upper
 
 
 __all__ = ["LikelihoodBound", "likelihood_bound"]

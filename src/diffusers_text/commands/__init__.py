@@ -1,0 +1,1 @@
+"""The `diffusers-text` command line."""
