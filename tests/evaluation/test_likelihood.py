@@ -245,7 +245,7 @@ def undisturbed(saved):
 
 @pytest.mark.slow
 def test_two_processes_give_the_figures_of_one(saved, undisturbed, tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     subprocess.run(
         command(saved, tmp_path / "out.json", *launcher, draws=60), check=True, env=ENVIRONMENT, capture_output=True
     )

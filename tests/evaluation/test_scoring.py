@@ -10,7 +10,13 @@ from datasets import Dataset
 from toys import CLS, COUNTS, EMITTED, MASK, SEP, toy_model, toy_tokenizer
 from writing import family_model, raw_logits
 
-from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline, likelihood_bound, score
+from diffusers_text import (
+    AbsorbingStateScheduler,
+    ConfidenceUnmaskingScheduler,
+    TextDiffusionPipeline,
+    likelihood_bound,
+    score,
+)
 
 IDS = {"a": 5, "b": 6, "c": 7}
 TEXTS = ["a b", "c", "b b a c", "c a", "a", "c c c c c c", "a b c"]
@@ -278,6 +284,13 @@ def test_wrong_arguments_are_named_before_any_work(pipe, texts, prompts, kwargs,
         with pytest.raises(ValueError, match=message):
             score(pipe, texts, prompts, **{"method": method, **kwargs})
     assert not calls
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_strategies_whose_texts_have_no_likelihood_score_nothing(pipe, method):
+    pipe.scheduler = ConfidenceUnmaskingScheduler()
+    with pytest.raises(ValueError, match="`pipe.scheduler` is a ConfidenceUnmaskingScheduler, whose texts have no"):
+        score(pipe, ["a"], method=method)
 
 
 @pytest.mark.parametrize("method", METHODS)

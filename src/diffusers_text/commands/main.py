@@ -9,6 +9,7 @@ import torch
 import typer
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
+from diffusers.utils.logging import disable_progress_bar
 from transformers.utils import logging
 
 from ..data.loading import load_texts
@@ -216,6 +217,7 @@ def start_processes() -> PartialState:
 def load_pipeline(pipeline: str, schedule: str | None) -> TextDiffusionPipeline:
     """The pipeline on this process's device, perhaps with another schedule of its noise."""
     state = PartialState()
+    disable_progress_bar()
     logging.disable_progress_bar()
     with state.main_process_first():  # it downloads
         pipe = TextDiffusionPipeline.from_pretrained(pipeline).to(state.device)

@@ -1,0 +1,182 @@
+"""The command line: what it prints and writes, and what it says of wrong input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from toys import COUNTS, toy_model, toy_tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel
+from typer.testing import CliRunner
+
+from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline, likelihood_bound
+from diffusers_text.commands.main import app
+from diffusers_text.evaluation.zero_shot import table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A pipeline, a judge with the same tokenizer, and two corpora."""
+    folder = tmp_path_factory.mktemp("commands")
+    scheduler = AbsorbingStateScheduler(schedule="spindle", token_counts=COUNTS, gen_length=14)
+    TextDiffusionPipeline(toy_model(), toy_tokenizer(), scheduler).save_pretrained(folder / "pipe")
+    judge = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=64, n_embd=16, n_layer=1, n_head=2))
+    judge.save_pretrained(folder / "judge")
+    toy_tokenizer().save_pretrained(folder / "judge")
+    (folder / "texts.txt").write_text("a b c a\n\nb a\nc c b a c\n" * 5)
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"prose": text}) + "\n" for text in ("a b", "c , b a .")))
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def run(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return run
+
+
+def test_evaluate_writes_the_bound_of_a_corpus_with_all_it_depends_on(run, folder):
+    result = run("evaluate", "pipe", "--dataset", "texts.txt", "--json", "out/bound.json")
+    assert result.exit_code == 0, result.output
+    found = json.loads((folder / "out" / "bound.json").read_text())
+    texts = (folder / "texts.txt").read_text().splitlines()
+    expected = likelihood_bound(TextDiffusionPipeline.from_pretrained(folder / "pipe"), texts, corpus_name="texts.txt")
+    assert found == {"pipeline": "pipe", "bound": expected.to_dict()}
+    assert {
+        "nats_per_token",
+        "standard_error",
+        "perplexity_per_token",
+        "perplexity_per_word",
+        "tokens",
+        "words",
+    } <= set(found["bound"])
+    assert (found["bound"]["estimator"], found["bound"]["schedule"]) == ("nonempty", "spindle")
+    assert f"bound: {expected}" in result.output
+    assert [path.name for path in (folder / "out").iterdir()] == ["bound.json"]
+
+
+def test_evaluate_takes_the_options_of_the_library(run, folder):
+    options = ["--schedule", "linear", "--no-packing", "--max-length", "5", "--num-draws", "4", "--limit", "4"]
+    result = run("evaluate", "pipe", "--dataset", "texts.txt", *options, "--json", "short.json")
+    assert result.exit_code == 0, result.output
+    found = json.loads((folder / "short.json").read_text())["bound"]
+    assert (found["schedule"], found["packing"], found["max_length"], found["num_draws"]) == ("linear", False, 5, 4)
+    assert (found["texts"], found["words"], found["split_texts"], found["blank_texts"]) == (3, 11, 2, 1)
+    assert found["tokens"] == 14
+
+
+def test_evaluate_measures_generated_texts_and_never_a_perplexity_alone(run, folder):
+    options = ["--num-texts", "6", "--gen-length", "4", "--judge", "judge", "--num-draws", "4"]
+    results = []
+    for name, batch_size in (("once", 6), ("twice", 4)):
+        result = run(
+            "evaluate", "pipe", "--dataset", "texts.txt", *options, "--batch-size", batch_size, "--json", name
+        )
+        assert result.exit_code == 0, result.output
+        results.append(json.loads((folder / name).read_text())["generation"])
+    assert results[0]["bleu"] == results[1]["bleu"]
+    assert results[0]["num_texts"] == results[0]["num_references"] == 6
+    assert results[0]["judge"]["model"] == "judge"
+    assert results[0]["judge"]["perplexity"] == pytest.approx(results[1]["judge"]["perplexity"])
+    assert "judge: perplexity" in result.output
+    assert f"at an entropy of {results[1]['judge']['entropy']:.3f} nats" in result.output
+
+
+def test_zero_shot_lays_out_own_and_published_rows(run, folder):
+    result = run(
+        "zero-shot", "pipe", "--dataset", "ptb=texts.txt", "--dataset", "mine=texts.txt", "--json", "table.json"
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads((folder / "table.json").read_text())
+    assert found["bounds"]["ptb"]["nats_per_token"] == found["bounds"]["mine"]["nats_per_token"]
+    assert table("pipe", found["bounds"]) in result.output
+    own = f"{found['bounds']['mine']['perplexity_per_token']:.2f}"
+    assert f"| pipe (at most) | {own} | {own} |" in result.output
+    assert "| MDLM, as published | 95.26 |  |" in result.output
+
+
+def test_zero_shot_undoes_the_spacing_of_corpora_it_knows(run, folder):
+    (folder / "spaced.txt").write_text("a b , c .\n")
+    result = run("zero-shot", "pipe", "--dataset", "wikitext=spaced.txt", "--dataset", "own=spaced.txt", "--json", "s")
+    assert result.exit_code == 0, result.output
+    bounds = json.loads((folder / "s").read_text())["bounds"]
+    assert (bounds["wikitext"]["words"], bounds["own"]["words"]) == (3, 5)
+
+
+def test_curve_measures_each_value_and_goes_on_where_it_was(run, folder):
+    command = ["curve", "pipe", "--dataset", "texts.txt", "--output-dir", "curve", "--values", "0.3,1.0"]
+    command += ["--num-texts", "5", "--gen-length", "4", "--judge", "judge"]
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    found = json.loads((folder / "curve" / "curve.json").read_text())
+    assert [row["value"] for row in found["rows"]] == [0.3, 1.0]
+    assert found["rows"][0]["entropy"] < found["rows"][1]["entropy"]
+    assert (folder / "curve" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    kept = {path: path.read_bytes() for path in (folder / "curve").glob("temperature-*.part-*")}
+    assert len(kept) == 2
+    torn = min(kept)
+    torn.write_bytes(b"\n".join(kept[torn].split(b"\n")[:3]) + b"\n")  # the header and two texts
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    assert json.loads((folder / "curve" / "curve.json").read_text()) == found
+
+
+@pytest.mark.parametrize("parameter", ["top_k", "num_inference_steps"])
+def test_curve_varies_whole_numbers(run, folder, parameter):
+    command = ["curve", "pipe", "--dataset", "texts.txt", "--output-dir", parameter, "--parameter", parameter]
+    result = run(*command, "--values", "1,3", "--num-texts", "4", "--gen-length", "4")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((folder / parameter / "curve.json").read_text())["rows"]
+    assert [row["value"] for row in rows] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "pipe", "--dataset", "missing.txt"], "`dataset` 'missing.txt' is no file."),
+        (["evaluate", "pipe", "--dataset", "texts.jsonl"], "has no column 'text', it has ['prose']"),
+        (["evaluate", "pipe", "--dataset", "broken.jsonl"], "`dataset` 'broken.jsonl' cannot be read"),
+        (["evaluate", "pipe", "--dataset", "blank.txt"], "The corpus has no text"),
+        (["evaluate", "pipe", "--dataset", "texts.txt", "--detokenize", "c4"], "`detokenizer` must be one of"),
+        (["evaluate", "nowhere", "--dataset", "texts.txt"], "nowhere"),
+        (
+            [
+                "evaluate",
+                "pipe",
+                "--dataset",
+                "texts.txt",
+                "--no-packing",
+                "--max-length",
+                "4",
+                "--long-texts",
+                "error",
+            ],
+            "10 texts are longer than `max_length` 4, the first of them number 0",
+        ),
+        (["zero-shot", "pipe", "--dataset", "texts.txt"], "`--dataset` must be NAME=FILE or NAME=ID"),
+        (
+            ["curve", "pipe", "--dataset", "texts.txt", "--output-dir", "x", "--parameter", "seed"],
+            "`--parameter` must",
+        ),
+        (["curve", "pipe", "--dataset", "texts.txt", "--output-dir", "x", "--values", "1;2"], "`--values` must be"),
+    ],
+)
+def test_wrong_input_is_named(run, folder, arguments, message):
+    (folder / "broken.jsonl").write_text('{"text": "a"\n{"text" "b"}\n')
+    (folder / "blank.txt").write_text("\n \n")
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert message in str(result.exception)
+    assert isinstance(result.exception, (ValueError, OSError))
+
+
+@pytest.mark.slow
+def test_the_command_prints_an_error_in_a_line(folder):
+    command = [sys.executable, "-m", "diffusers_text.commands.main", "evaluate", "pipe", "--dataset", "missing.txt"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("Error: `dataset` 'missing.txt' is no file.")
+    assert "Traceback" not in result.stderr
