@@ -86,6 +86,23 @@ def spelled_by(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[str
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
+def rouge_l(predictions: list[str], references: list[str], module: str = "rouge") -> float:
+    r"""
+    ROUGE-L of texts against one reference each, for conditional generation, by `evaluate`.
+
+    Args:
+        predictions, references (`list[str]`): texts, and what they should have been.
+        module (`str`, defaults to `"rouge"`): `evaluate`'s, which it downloads, or a folder with it.
+
+    Returns:
+        `float`: the mean F-measure in [0, 1].
+    """
+    import evaluate  # takes a second, and nothing else needs it
+
+    metric = evaluate.load(module)
+    return float(metric.compute(predictions=predictions, references=references, rouge_types=["rougeL"])["rougeL"])
+
+
 @torch.no_grad()
 def generative_perplexity(
     texts: list[str],
@@ -146,4 +163,4 @@ def generative_perplexity(
     }
 
 
-__all__ = ["generation_metrics", "generative_perplexity", "spelled_by", "split_words"]
+__all__ = ["generation_metrics", "generative_perplexity", "rouge_l", "spelled_by", "split_words"]
