@@ -18,7 +18,8 @@ from rouge_score import rouge_scorer
 class Rouge(evaluate.Metric):
     def _info(self):
         text = datasets.Value("string")
-        return evaluate.MetricInfo("", "", "", datasets.Features({"predictions": text, "references": text}))
+        features = datasets.Features({"predictions": text, "references": text})
+        return evaluate.MetricInfo(description="", citation="", features=features)
 
     def _compute(self, predictions, references, rouge_types=None):
         scorer = rouge_scorer.RougeScorer(rouge_types)
