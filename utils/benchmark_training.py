@@ -4,7 +4,8 @@ process; a step is forward and backward, without the optimizer.
 
     python utils/benchmark_training.py --preset quick --json quick.json
 
-- `ours`: `TextDiffusionTrainer`'s step, linear schedule; the head runs at masked positions only.
+- `ours`: `TextDiffusionTrainer`'s step, linear schedule, the bound at uniform times; the head runs at masked positions
+  only.
 - `ours_chunked`: the same with `head_chunk_size`; `ours_spindle`: with the spindle schedule.
 - `full_logits`: the usual step of masked diffusion, cross-entropy over the logits of all positions, weighted where
   they were masked; the same masks as `ours`.
@@ -41,7 +42,9 @@ def make_trainer(model, tokenizer, **kwargs) -> TextDiffusionTrainer:
     """A trainer whose steps are run one by one."""
     folder = tempfile.mkdtemp()
     schedule = kwargs.pop("schedule", "linear")
-    args = TextDiffusionTrainingArguments(folder, max_length=128, schedule=schedule, disable_tqdm=True, **kwargs)
+    args = TextDiffusionTrainingArguments(
+        folder, max_length=128, schedule=schedule, objective="continuous", time_power=1.0, disable_tqdm=True, **kwargs
+    )
     counts = None
     if schedule == "spindle":  # words by Zipf's law, and a text of them every 64 tokens or so
         counts = [0 if i in tokenizer.all_special_ids else 10**6 // (1 + i) for i in range(len(tokenizer))]

@@ -25,20 +25,31 @@ from diffusers_text import TextDiffusionTrainer, TextDiffusionTrainingArguments,
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from quickstart import QuickstartArguments, default_checkpoint, load_texts
 
+BOUND = {"objective": "continuous"}
 VARIANTS = {
-    "count": {},
-    "count, power 1": {"time_power": 1.0},
-    "count, power 3": {"time_power": 3.0},
-    "independent": {"mask_sampling": "independent"},
-    "independent, power 1": {"mask_sampling": "independent", "time_power": 1.0},
-    "independent, power 1, cut at 0.05": {"mask_sampling": "independent", "time_power": 1.0, "time_epsilon": 0.05},
-    "cosine": {"schedule": "cosine", "mask_sampling": "independent"},
-    "spindle": {"schedule": "spindle"},
-    "spindle, power 1": {"schedule": "spindle", "time_power": 1.0},
+    "mlm": {},
+    "mlm, independent": {"mask_sampling": "independent"},
+    "mlm, spindle": {"schedule": "spindle"},
+    "continuous": BOUND,
+    "continuous, power 1": {**BOUND, "time_power": 1.0},
+    "continuous, independent": {**BOUND, "mask_sampling": "independent"},
+    "continuous, independent, power 1": {**BOUND, "mask_sampling": "independent", "time_power": 1.0},
+    "continuous, independent, power 1, cut at 0.05": {
+        **BOUND,
+        "mask_sampling": "independent",
+        "time_power": 1.0,
+        "time_epsilon": 0.05,
+    },
+    "continuous, cosine, independent, power 1": {
+        **BOUND,
+        "schedule": "cosine",
+        "mask_sampling": "independent",
+        "time_power": 1.0,
+    },
+    "continuous, spindle": {**BOUND, "schedule": "spindle"},
+    "continuous, spindle, power 1": {**BOUND, "schedule": "spindle", "time_power": 1.0},
     "discrete, T 2048": {"objective": "discrete"},
-    "discrete, no cross-entropy": {"objective": "discrete", "cross_entropy_weight": 0.0},
-    "mlm": {"objective": "mlm"},
-    "mlm, independent": {"objective": "mlm", "mask_sampling": "independent"},
+    "discrete, no cross-entropy, power 1": {"objective": "discrete", "cross_entropy_weight": 0.0, "time_power": 1.0},
 }
 
 

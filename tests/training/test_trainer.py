@@ -80,6 +80,7 @@ def arguments(folder, **kwargs):
         "eval_samples": 0,
         "packing": False,
         "max_length": 16,
+        "objective": "continuous",
         "learning_rate": 1e-2,
         "max_steps": 4,
         "per_device_train_batch_size": 4,
@@ -866,6 +867,7 @@ def test_every_option_has_help_and_its_choices_are_checked(capsys):
     [
         ({"schedule": "quadratic"}, "`schedule` must be one of .* got 'quadratic'"),
         ({"objective": "elbo"}, "`objective` must be one of"),
+        ({"time_power": 0.5}, r"`time_power` must lie in \[1, 4\]"),
         ({"time_conditioning": "adaln"}, "`time_conditioning`"),
         ({"mask_sampling": "all"}, "`mask_sampling` must be one of"),
         ({"mask_sampling": "count", "objective": "discrete"}, "`mask_sampling='count'` needs continuous time"),
@@ -896,6 +898,22 @@ def test_the_best_bound_is_the_smallest(tmp_path):
         assert not arguments(tmp_path, metric_for_best_model=name).greater_is_better
     assert arguments(tmp_path, metric_for_best_model="eval_masked_accuracy").greater_is_better
     assert arguments(tmp_path, metric_for_best_model="bound", greater_is_better=True).greater_is_better
+
+
+def test_small_times_are_drawn_more_often_where_they_weigh_much(tmp_path):
+    """Weights grow towards small times in the bound, and hardly do with D3PM's cross-entropy or without weights."""
+    powers = [
+        ({"objective": "continuous"}, 2),
+        ({"objective": "discrete", "cross_entropy_weight": 0.0}, 2),
+        ({"objective": "discrete"}, 1),
+        ({"objective": "mlm"}, 1),
+        ({"objective": "mlm", "time_power": 1.5}, 1.5),
+        ({}, 1),
+    ]
+    for kwargs, power in powers:
+        args = TextDiffusionTrainingArguments(str(tmp_path), use_cpu=True, **kwargs)
+        assert args.time_power == power
+    assert args.objective == "mlm"
 
 
 def test_counting_is_the_default_where_it_is_possible(tmp_path):
