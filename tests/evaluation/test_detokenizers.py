@@ -156,3 +156,33 @@ def test_none_changes_nothing_and_other_names_are_an_error():
     for name in ("text8", "WikiText", ""):
         with pytest.raises(ValueError, match=r"`detokenizer` must be one of \['lambada', 'lm1b', 'ptb', 'wikitext'\]"):
             detokenizer(name)
+
+
+@pytest.mark.parametrize("name", ["wikitext", "ptb", "lm1b", "lambada"])
+def test_clean_text_with_several_quotations_stays_as_it_is(name):
+    text = 'He said "yes" and "no", then "so."'
+    assert detokenizer(name)(text) == text
+
+
+@pytest.mark.parametrize(
+    ("spaced", "written"),
+    [
+        ("`` you did n't say that , '' he said .", '"you didn\'t say that," he said.'),
+        ("`` stop ! '' she cried : `` do n't ! ''", '"stop!" she cried: "don\'t!"'),
+    ],
+)
+def test_marks_before_a_closing_quotation_mark_of_lambada(spaced, written):
+    assert detokenizer("lambada")(spaced) == written
+
+
+@pytest.mark.parametrize(
+    ("spaced", "written"),
+    [
+        ("the <unk> 's end", "the <unk>'s end"),
+        ('the song " One " \'s end', 'the song "One"\'s end'),
+        ("the band ( of 1990 ) 's end", "the band (of 1990)'s end"),
+        ("a ( b ( c ) d ) e", "a (b (c) d) e"),
+    ],
+)
+def test_marks_of_wikitext_that_stand_side_by_side(spaced, written):
+    assert detokenizer("wikitext")(spaced) == written

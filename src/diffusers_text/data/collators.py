@@ -44,7 +44,7 @@ class DataCollatorForTextDiffusion:
     fill_to: int | None = None
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        rows = [self._without_padding(row) if "attention_mask" in row else row for row in rows]
+        rows = [without_padding(row) for row in rows]
         if self.fill_to is not None:
             rows = [self._filled(row) for row in rows]
         lengths = torch.tensor([len(row["input_ids"]) for row in rows])
@@ -63,13 +63,6 @@ class DataCollatorForTextDiffusion:
         batch["labels"] = batch["input_ids"].masked_fill(~labelled, -100)
         return batch
 
-    @staticmethod
-    def _without_padding(row):
-        """The row without what its own `attention_mask` leaves out."""
-        kept = [i for i, attended in enumerate(row["attention_mask"]) if attended]
-        names = [name for name in ("input_ids", "token_type_ids") if name in row]
-        return {**row, **{name: [row[name][i] for i in kept] for name in names}}
-
     def _filled(self, row):
         missing = max(0, self.fill_to - len(row["input_ids"]))
         row = {**row, "input_ids": [*row["input_ids"], *[terminator_id(self.tokenizer)] * missing]}
@@ -85,6 +78,16 @@ class DataCollatorForTextDiffusion:
         if padding is None:
             raise ValueError("The tokenizer has no padding token, which rows of unequal length need.")
         return torch.full(inside.shape, padding).masked_scatter(inside, ids)
+
+
+def without_padding(row: dict) -> dict:
+    """A row without what its own `attention_mask` leaves out."""
+    if "attention_mask" not in row:
+        return row
+    kept = [i for i, attended in enumerate(row["attention_mask"]) if attended]
+    names = [name for name in ("input_ids", "token_type_ids") if name in row]
+    rest = {name: value for name, value in row.items() if name != "attention_mask"}
+    return {**rest, **{name: [row[name][i] for i in kept] for name in names}}
 
 
 __all__ = ["DataCollatorForTextDiffusion"]

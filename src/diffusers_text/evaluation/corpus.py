@@ -11,8 +11,9 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..data.collators import without_padding
 from ..data.packing import pack_ids
-from ..data.special_tokens import maskable_tokens, start_id
+from ..data.special_tokens import maskable_tokens, start_id, terminator_id
 from ..noising import row_key
 
 TEXTS_AT_ONCE = 1000  # that the tokenizer gets
@@ -31,12 +32,12 @@ class Corpus(NamedTuple):
 
     @property
     def keys(self) -> list[tuple[int, int]]:
-        """What the noise of each row depends on: its tokens, and how many rows before it have the same."""
+        """What the noise of each row depends on: its tokens, and how many rows before it are the same."""
         seen, keys = Counter(), []
         for row in self.rows:
-            key = row_key(row["input_ids"])
-            keys.append((key, seen[key]))
-            seen[key] += 1
+            key, given = row_key(row["input_ids"]), row.get("prompt_length", 0)
+            keys.append((key, seen[key, given]))
+            seen[key, given] += 1
         return keys
 
 
@@ -80,6 +81,8 @@ def encode_corpus(
             raise ValueError(f"The dataset has no column {text_column!r}, it has {sorted(texts.column_names)}.")
         texts = texts[text_column]
     id_lists, words, blank = [], 0, 0
+    if isinstance(texts, str):
+        raise ValueError(f"The corpus must be a list of texts, got one text, {texts[:60]!r}.")
     texts = list(texts)
     with progress_bar(total=len(texts)) as bar:
         bar.set_description("Tokenizing")
@@ -96,7 +99,6 @@ def encode_corpus(
             bar.update(len(part))
     if not id_lists:
         raise ValueError(f"The corpus has no text: {len(texts)} texts, {blank} of them blank.")
-    body = max_length - (start_id(tokenizer) is not None)
     if packing:
         rows, split = pack_ids(id_lists, tokenizer, max_length), 0
     else:
@@ -104,9 +106,10 @@ def encode_corpus(
         pieces = [pack_ids([ids], tokenizer, max_length) for ids in id_lists]
         too_long = [number for number, piece in enumerate(pieces) if len(piece) > 1]
         if too_long and long_texts == "error":
+            fit = max_length - (start_id(tokenizer) is not None) - (terminator_id(tokenizer) is not None)
             raise ValueError(
                 f"{len(too_long)} texts are longer than `max_length` {max_length}, the first of them number"
-                f" {too_long[0]} of those that are not blank, with {len(id_lists[too_long[0]])} tokens of {body - 1}."
+                f" {too_long[0]} of those that are not blank, with {len(id_lists[too_long[0]])} tokens of {fit}."
             )
         rows, split = [row for piece in pieces for row in piece], len(too_long)
     rows = [{"input_ids": row} for row in rows]
@@ -114,8 +117,9 @@ def encode_corpus(
 
 
 def _given_rows(dataset: Dataset, tokenizer, max_length: int) -> Corpus:
-    names = [name for name in ("input_ids", "prompt_length", "token_type_ids") if name in dataset.column_names]
-    rows = [{name: row[name] for name in names} for row in dataset]
+    columns = ("input_ids", "attention_mask", "prompt_length", "token_type_ids")
+    names = [name for name in columns if name in dataset.column_names]
+    rows = [without_padding({name: row[name] for name in names}) for row in dataset]
     if not rows:
         raise ValueError("The corpus has no rows.")
     for number, row in enumerate(rows):

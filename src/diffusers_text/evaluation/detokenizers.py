@@ -4,16 +4,16 @@ import re
 from collections.abc import Callable
 
 # In this order: what a mark is replaced with. Patterns take the space that the corpus put there.
+_QUOTATION = (r'(?<!\S)" ([^"]*?) "(?!\w)', r'"\1"')  # an opening mark stands alone, as none does in clean text
 _WIKITEXT = [
     (r" @-@ ", "-"),
     (r" @,@ ", ","),
     (r" @\.@ ", "."),
     (r" ([.,:;!?%])(?= |$)", r"\1"),
-    (r"\( ([^()]*?) \)", r"(\1)"),
-    (r"\[ ([^\[\]]*?) \]", r"[\1]"),
-    (r"\{ ([^{}]*?) \}", r"{\1}"),
-    (r'" ([^"]*?) "', r'"\1"'),
-    (r"(?<=\w) '(s|t|re|ve|ll|d|m)\b", r"'\1"),
+    (r"([(\[{]) ", r"\1"),
+    (r" ([)\]}])", r"\1"),
+    _QUOTATION,
+    (r"(?<=\S) '(s|t|re|ve|ll|d|m)\b", r"'\1"),
     (r"(?<=s) '(?= )", "'"),
     (r"= = = =", "===="),
     (r"= = =", "==="),
@@ -40,7 +40,7 @@ _LM1B = [
     (r"£ (?=\d)", "£"),
     (r"\( ", "("),
     (r" \)", ")"),
-    (r'" ([^"]*?) "', r'"\1"'),
+    _QUOTATION,
 ]
 _LAMBADA = [
     ("[\u201c\u201d]", '"'),  # curly quotation marks
@@ -49,7 +49,7 @@ _LAMBADA = [
     (r" ?''", '"'),
     (r" n't\b", "n't"),
     (r" '(s|t|re|ve|ll|d|m)\b", r"'\1"),
-    (r" ([.,:;!?])(?= |$)", r"\1"),
+    (r' ([.,:;!?])(?=[ "]|$)', r"\1"),
 ]
 RULES = {"wikitext": _WIKITEXT, "ptb": _PTB, "lm1b": _LM1B, "lambada": _LAMBADA}
 

@@ -220,7 +220,7 @@ def row_nats(
         resume_file (`str`, *optional*): where finished batches are kept.
     """
     state, keys, found = PartialState(), corpus.keys, {}
-    all_settings = settings | {"block": len(draws), "rows": corpus_digest(keys)}
+    all_settings = settings | {"block": len(draws), "rows": corpus_digest(corpus)}
     part = nullcontext(lambda line: None)
     if resume_file is not None:
         all_settings["pipeline"] = fingerprint(pipe)
@@ -299,9 +299,10 @@ def check_arguments(num_inference_steps, estimator, num_draws, standard_error, t
         raise ValueError("`time_epsilon` goes with `estimator='independent'` in continuous time: others need no cut.")
 
 
-def corpus_digest(keys: list[tuple[int, ...]]) -> str:
+def corpus_digest(corpus: Corpus) -> str:
     """A hash of a corpus's rows."""
-    return hashlib.sha256(repr(keys).encode()).hexdigest()[:16]
+    given = [row.get("prompt_length", 0) for row in corpus.rows]
+    return hashlib.sha256(repr((corpus.keys, given)).encode()).hexdigest()[:16]
 
 
 def safe_exp(nats: float) -> float:

@@ -13,7 +13,7 @@ from lm_eval.api.registry import register_model
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from ..data.special_tokens import start_id
+from ..data.special_tokens import start_id, terminator_id
 from ..models.sparse_head import max_sequence_length
 from ..pipelines.pipeline_text_diffusion import TextDiffusionPipeline
 from ..schedulers.scheduling_confidence_unmasking import ConfidenceUnmaskingScheduler
@@ -37,7 +37,7 @@ class TextDiffusionLM(LM):
         batch_size (`int`, defaults to 32): rows of a forward pass.
         max_gen_toks (`int`, defaults to 64): tokens of a generated text where the task does not say.
         seed (`int`, defaults to 0): of texts that are sampled, one after another.
-        device (`str`, *optional*): where the model runs.
+        device (`str`, *optional*): where the model runs, the CPU where there is no accelerator.
         max_batch_size: the harness passes it; not used.
     """
 
@@ -53,7 +53,9 @@ class TextDiffusionLM(LM):
         max_batch_size: int | None = None,
     ):
         super().__init__()
-        self.pipe = TextDiffusionPipeline.from_pretrained(pretrained).to(device or "cpu")
+        if device is None or not torch.accelerator.is_available():  # the harness asks for "cuda:0" by itself
+            device = "cpu"
+        self.pipe = TextDiffusionPipeline.from_pretrained(pretrained).to(device)
         config = self.pipe.scheduler.config
         certain_first = ConfidenceUnmaskingScheduler.from_config(config, temperature=0.0)
         self.greedy_pipe = TextDiffusionPipeline(self.pipe.model, self.pipe.tokenizer, certain_first)
@@ -93,15 +95,16 @@ class TextDiffusionLM(LM):
         return [self._continue(*request.args) for request in tqdm(requests, "Generating")]
 
     def _continue(self, context: str, settings: dict) -> str:
-        stops = settings.get("until", [])
-        gen_length = settings.get("max_gen_toks", self.max_gen_toks)
+        stops = settings.get("until") or []
+        lengths = [settings[name] for name in ("max_gen_toks", "max_new_tokens", "max_tokens") if name in settings]
+        gen_length = lengths[0] if lengths else self.max_gen_toks
         temperature = settings.get("temperature", 1.0) if settings.get("do_sample", False) else 0.0
         pipe, sampling = self.greedy_pipe, {}
         if temperature > 0:
             pipe = self.pipe
             sampling = {name: settings[name] for name in ("temperature", "top_k", "top_p") if name in settings}
         (row,) = encode_pairs(pipe.tokenizer, [context], [""], with_terminator=False)
-        row = self._without_beginning(row | {"prompt_length": len(row["input_ids"])}, self.limit - gen_length - 1)
+        row = self._without_beginning(row | {"prompt_length": len(row["input_ids"])}, self.limit - gen_length)
         output = pipe(
             input_ids=torch.tensor([row["input_ids"]]),
             gen_length=gen_length,
@@ -109,10 +112,12 @@ class TextDiffusionLM(LM):
             output_type="seq",
             **sampling,
         )
-        text = pipe.tokenizer.decode(output.sequences[0][len(row["input_ids"]) :], skip_special_tokens=True)
-        for stop in [stops] if isinstance(stops, str) else stops:
-            text = text.split(stop)[0] if stop else text
-        return text
+        new = output.sequences[0][len(row["input_ids"]) :].tolist()
+        terminator = terminator_id(pipe.tokenizer)
+        new = new[: new.index(terminator)] if terminator in new else new
+        text = pipe.tokenizer.decode(new, skip_special_tokens=True)
+        found = [text.find(stop) for stop in ([stops] if isinstance(stops, str) else stops) if stop]
+        return text[: min([place for place in found if place >= 0], default=len(text))]
 
     def _is_greedy(self, row: dict) -> bool:
         ids, given = torch.tensor([row["input_ids"]]), row["prompt_length"]

@@ -66,12 +66,11 @@ def self_bleu(texts: list[Words]) -> float:
     most = _most_counts(texts)
     lengths = sorted(map(len, texts))
     matches, totals, closest = Counter(), Counter(), 0
-    for i, words in enumerate(texts):
+    for words in texts:
         for n in ORDERS:
             counts = Counter(ngrams(words, n))
-            for gram, count in counts.items():
-                largest, owner, second = most[gram]
-                matches[n] += min(count, second if owner == i else largest)
+            # Only the text that has an n-gram most can have more of it than the second.
+            matches[n] += sum(min(count, most[gram][1]) for gram, count in counts.items())
             totals[n] += max(1, counts.total())
         lengths.remove(len(words))
         closest += _closest(lengths, len(words))
@@ -104,12 +103,12 @@ def entropy(texts: list[Words]) -> float:
 
 
 def _most_counts(texts):
-    """For each n-gram how often the text has it that has it most, which text that is, and the next one's count."""
+    """For each n-gram how often the two texts have it that have it most."""
     most = {}
-    for i, words in enumerate(texts):
+    for words in texts:
         for gram, count in Counter(gram for n in ORDERS for gram in ngrams(words, n)).items():
-            largest, owner, second = most.get(gram, (0, None, 0))
-            most[gram] = (count, i, largest) if count > largest else (largest, owner, max(second, count))
+            largest, second = most.get(gram, (0, 0))
+            most[gram] = (count, largest) if count > largest else (largest, max(second, count))
     return most
 
 

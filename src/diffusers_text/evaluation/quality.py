@@ -82,6 +82,8 @@ def generation_metrics(
 
 def spelled_by(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[str]:
     """The texts as a model with this tokenizer would write them: lower-cased, say, and spaced as it decodes."""
+    if not texts:
+        return []
     ids = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
@@ -132,6 +134,8 @@ def generative_perplexity(
         ValueError: texts without any token to score, or longer than the judge takes.
     """
     check_positive_int("batch_size", batch_size)
+    if max_length is not None:
+        check_positive_int("max_length", max_length)
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
     rows = [(start + ids)[:max_length] for ids in encoded if ids]

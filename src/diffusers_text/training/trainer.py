@@ -47,8 +47,8 @@ logger = logging.get_logger(__name__)
 
 class TextDiffusionTrainer(Trainer):
     r"""
-    Fine-tunes a masked language model as the denoiser of a text diffusion model: by the cross-entropy of masked tokens,
-    or the likelihood bound (`args.objective`).
+    Fine-tunes a masked language model as the denoiser of a text diffusion model: by the cross-entropy of masked
+    tokens, or the likelihood bound (`args.objective`).
 
     What it logs is over everything seen since the last log, in all processes: `loss` (the objective in nats per
     maskable token), the figures of [`~training.metrics.figures`] and `tokens_per_second`. An evaluation draws the same
