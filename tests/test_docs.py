@@ -57,7 +57,7 @@ def test_docstring_examples_run(name, real_tokenizer, tmp_path, monkeypatch):
         "tokenizer": real_tokenizer,
         "model": toy_model(max_position_embeddings=128),
     }
-    if name in ("TextDiffusionPipeline", "TextDiffusionTrainer"):
+    if name in ("TextDiffusionPipeline", "TextDiffusionTrainer", "likelihood_bound", "score"):
         names["tokenizer"] = toy_tokenizer()
     text = re.sub(r"```(python)?", "", value.__doc__)
     test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)

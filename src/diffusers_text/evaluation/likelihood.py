@@ -151,8 +151,8 @@ def likelihood_bound(
     >>> pipe = TextDiffusionPipeline(model, tokenizer, AbsorbingStateScheduler())
     >>> pipe.set_progress_bar_config(disable=True)
     >>> bound = likelihood_bound(pipe, ["We agree that no is no.", "Yes, we do agree."], max_length=8)
-    >>> bound.tokens, bound.words, bound.estimator
-    (14, 10, 'count')
+    >>> bound.words, bound.texts, bound.estimator
+    (10, 2, 'count')
     ```
     """
     scheduler, limit = pipe.scheduler, max_sequence_length(pipe.model)
