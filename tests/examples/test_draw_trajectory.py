@@ -144,6 +144,7 @@ def test_a_text_without_a_trajectory_is_one_frame(tokenizer, tmp_path):
         assert image.n_frames == 1
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_page_and_says_which_endings_it_knows(tokenizer, tmp_path):
     TextDiffusionPipeline(toy_model(**VOCABULARY), tokenizer, AbsorbingStateScheduler()).save_pretrained(
         tmp_path / "saved"

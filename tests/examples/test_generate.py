@@ -162,6 +162,7 @@ def test_batches_of_another_size_hold_the_same_texts(batch_size, folder, one_pro
     assert (folder / "texts.jsonl").read_bytes() == one_process[0]
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_where_one_was_killed(folder, one_process):
     options = [*COMMAND, "--batch_size", "2", "--output_file", "texts.jsonl"]
     before = kill_in_the_middle([sys.executable, str(SCRIPT), *options], folder)

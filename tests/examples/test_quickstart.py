@@ -28,6 +28,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_quickstart_trains_saves_and_samples_and_repeats_itself(folder):
     arguments = [
         "--model_name_or_path", "model", "--dataset_name", "texts", "--max_length", "16", "--max_steps", "30",
@@ -57,6 +58,7 @@ def test_one_short_file_is_enough(folder):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_a_corpus_that_is_too_small_is_a_clear_error(folder):
     failed = run(folder, "--model_name_or_path", "model", "--dataset_name", "texts", "--max_length", "30000")
     assert failed.returncode != 0
