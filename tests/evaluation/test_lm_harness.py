@@ -307,7 +307,8 @@ def test_texts_end_before_the_first_of_the_stop_strings(lm):
     later = sorted({f" {word}" for word in letters}, key=full.find)
     for stops in itertools.permutations(later):
         assert written(lm, "c b a", until=[*stops], max_gen_toks=10) == full[: full.find(later[0])]
-    assert written(lm, "c b a", until=["zebra", ""], max_gen_toks=10) == full
+    for nothing in (["zebra", ""], "", None):
+        assert written(lm, "c b a", until=nothing, max_gen_toks=10) == full
 
 
 def test_the_length_of_texts_is_the_task_s_or_else_the_model_s(folder):
@@ -330,11 +331,18 @@ def test_sampled_texts_are_those_of_the_pipeline_with_the_model_s_seed(folder):
     assert len(set(found)) == 4
     assert TextDiffusionLM(folder, seed=4).generate_until(requests) != found
     assert TextDiffusionLM(folder, seed=3).generate_until(requests) == found
-    # The settings reach the pipeline, each of them.
-    for name in ("temperature", "top_k"):
-        others = {key: value for key, value in settings.items() if key != name}
-        requests = requests_of("generate_until", *[("a b", others)] * 4)
-        assert TextDiffusionLM(folder, seed=3).generate_until(requests) != found
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.2), ("top_k", 1), ("top_p", 0.3)])
+def test_each_setting_of_sampling_reaches_the_pipeline(folder, name, value):
+    sampled = [
+        TextDiffusionLM(folder).generate_until(requests_of("generate_until", *[("a b", settings)] * 4))
+        for settings in ({"do_sample": True, "max_gen_toks": 8}, {"do_sample": True, "max_gen_toks": 8, name: value})
+    ]
+    pipe, generator = TextDiffusionLM(folder).pipe, seeded(0)
+    kwargs = {"input_ids": torch.tensor([[CLS, *ids_of("a b")]]), "gen_length": 8, "generator": generator}
+    assert sampled[1] == [pipe(**kwargs, **{name: value}).texts[0].removeprefix("a b ") for _ in range(4)]
+    assert sampled[1] != sampled[0]
 
 
 def test_a_context_that_is_too_long_to_go_on_loses_its_beginning(lm):
@@ -343,10 +351,9 @@ def test_a_context_that_is_too_long_to_go_on_loses_its_beginning(lm):
     text = written(lm, " ".join(words), max_gen_toks=10)
     rows = [row for rows in seen for row in rows]
     assert len(text.split()) == 10
-    kept = len(rows[0]) - 1 - 10
-    assert LIMIT - 2 - 10 <= kept <= LIMIT - 1 - 10
-    assert all(row[: 1 + kept] == [CLS, *ids_of(" ".join(words[-kept:]))] for row in rows)
-    assert text == most_certain_first(lm.pipe.model, rows[0][: 1 + kept], 10)
+    given = [CLS, *ids_of(" ".join(words[-(LIMIT - 1 - 10) :]))]
+    assert all(row[: len(given)] == given for row in rows)
+    assert text == most_certain_first(lm.pipe.model, given, 10)
 
 
 def test_a_text_longer_than_the_model_takes_is_an_error(lm):

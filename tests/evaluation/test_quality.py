@@ -124,6 +124,7 @@ def test_references_are_spelled_as_the_model_would_write_them():
     spelled = spelled_by(tokenizer, texts)
     assert spelled == ["yes, no.", "no agreement, don ' t.", "", "agree"]
     assert spelled_by(tokenizer, spelled) == spelled
+    assert spelled_by(tokenizer, ["Yes zebra."]) == ["yes."]  # no model writes that a word is unknown
     pipe = TextDiffusionPipeline(toy_model(vocab_size=14), tokenizer, AbsorbingStateScheduler())
     pipe.set_progress_bar_config(disable=True)
     assert pipe(texts).texts == spelled  # nothing is masked: it gives back what it would have written
