@@ -148,6 +148,7 @@ def spaced_and_written(draw, name):
 def test_the_spacing_of_a_corpus_is_undone_wherever_it_stands(name, data):
     spaced, written = data.draw(spaced_and_written(name))
     assert detokenizer(name)(spaced) == written
+    assert detokenizer(name)(written) == written  # what is clean stays as it is
 
 
 def test_none_changes_nothing_and_other_names_are_an_error():

@@ -156,3 +156,39 @@ def test_no_texts_are_spelled_as_none():
 def test_words_of_all_parts_that_the_tokenizer_gets_are_counted():
     corpus = encode_corpus(["a b"] * (TEXTS_AT_ONCE + 1), toy_tokenizer(), 8)
     assert (corpus.words, corpus.texts) == (2 * (TEXTS_AT_ONCE + 1), TEXTS_AT_ONCE + 1)
+
+
+def test_a_length_of_none_is_none_and_every_name_of_it_is_known(tmp_path):
+    pipe_of().save_pretrained(tmp_path)
+    lm = TextDiffusionLM(str(tmp_path), max_gen_toks=4, batch_size="auto:4")
+    expected = written(lm, "a", max_gen_toks=4)
+    assert written(lm, "a", max_gen_toks=None) == written(lm, "a", max_completion_tokens=4) == expected
+    assert lm.loglikelihood([]) == []
+
+
+def test_a_temperature_without_do_sample_is_one(tmp_path):
+    pipe_of().save_pretrained(tmp_path)
+
+    def texts(**settings):
+        lm = TextDiffusionLM(str(tmp_path), seed=3)
+        return [written(lm, "a", max_gen_toks=8, **settings) for _ in range(6)]
+
+    assert texts(temperature=1.0) == texts(temperature=1.0, do_sample=True) != texts()
+    assert texts(temperature=1.0, do_sample=False) == texts()
+
+
+def test_a_text_of_one_token_that_nothing_precedes_is_counted():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    judge = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    found = generative_perplexity(["a b c", "a", ""], judge, toy_tokenizer())
+    assert (found["tokens"], found["empty_texts"]) == (2, 2)
+
+
+def test_keys_do_not_depend_on_order_where_segments_differ():
+    row, segments = [CLS, 5, 6, 7, 5, 6, 7, SEP], ([0] * 8, [0] * 4 + [1] * 4)
+    values = []
+    for types in (segments, segments[::-1]):
+        rows = Dataset.from_dict({"input_ids": [row, row], "token_type_ids": [*types]})
+        values.append(likelihood_bound(pipe_of(seed=5), rows, max_length=8, num_draws=4).nats_per_token)
+    assert values[0] == pytest.approx(values[1], rel=1e-5)

@@ -68,7 +68,7 @@ def test_the_card_tells_noise_arguments_figures_and_texts(strategy, pushed):
         "counted on train.txt",
         "\n6 steps, ",
         "| learning_rate | 0.0123 |",
-        "| objective | continuous |",
+        "| objective | mlm |",
         "| per_device_train_batch_size | 8 |",
         f"Bound on the held-out data, in nats per token: {bound:.3f}",
         "![loss](loss.png)",

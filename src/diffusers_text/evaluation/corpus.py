@@ -35,9 +35,10 @@ class Corpus(NamedTuple):
         """What the noise of each row depends on: its tokens, and how many rows before it are the same."""
         seen, keys = Counter(), []
         for row in self.rows:
-            key, given = row_key(row["input_ids"]), row.get("prompt_length", 0)
-            keys.append((key, seen[key, given]))
-            seen[key, given] += 1
+            key = row_key(row["input_ids"])
+            whole = (key, row.get("prompt_length", 0), tuple(row.get("token_type_ids", ())))
+            keys.append((key, seen[whole]))
+            seen[whole] += 1
         return keys
 
 

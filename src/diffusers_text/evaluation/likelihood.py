@@ -301,7 +301,7 @@ def check_arguments(num_inference_steps, estimator, num_draws, standard_error, t
 
 def corpus_digest(corpus: Corpus) -> str:
     """A hash of a corpus's rows."""
-    given = [row.get("prompt_length", 0) for row in corpus.rows]
+    given = [(row.get("prompt_length", 0), list(row.get("token_type_ids", ()))) for row in corpus.rows]
     return hashlib.sha256(repr((corpus.keys, given)).encode()).hexdigest()[:16]
 
 

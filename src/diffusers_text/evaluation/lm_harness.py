@@ -21,6 +21,9 @@ from .scoring import encode_pairs, score_rows
 
 logger = logging.get_logger(__name__)
 
+# What tasks call the length of a text.
+LENGTH_NAMES = ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"]
+
 
 @register_model("diffusers_text")
 class TextDiffusionLM(LM):
@@ -37,7 +40,7 @@ class TextDiffusionLM(LM):
         batch_size (`int`, defaults to 32): rows of a forward pass.
         max_gen_toks (`int`, defaults to 64): tokens of a generated text where the task does not say.
         seed (`int`, defaults to 0): of texts that are sampled, one after another.
-        device (`str`, *optional*): where the model runs, the CPU where there is no accelerator.
+        device (`str`, *optional*): where the model runs; the CPU in place of a GPU that is not there.
         max_batch_size: the harness passes it; not used.
     """
 
@@ -53,8 +56,8 @@ class TextDiffusionLM(LM):
         max_batch_size: int | None = None,
     ):
         super().__init__()
-        if device is None or not torch.accelerator.is_available():  # the harness asks for "cuda:0" by itself
-            device = "cpu"
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "cpu"  # the harness asks for "cuda:0" by itself
         self.pipe = TextDiffusionPipeline.from_pretrained(pretrained).to(device)
         config = self.pipe.scheduler.config
         certain_first = ConfidenceUnmaskingScheduler.from_config(config, temperature=0.0)
@@ -62,13 +65,13 @@ class TextDiffusionLM(LM):
         for pipe in (self.pipe, self.greedy_pipe):
             pipe.set_progress_bar_config(disable=True)
         self.method, self.num_draws, self.max_gen_toks = method, num_draws, max_gen_toks
-        self.batch_size = 32 if batch_size == "auto" else int(batch_size)
+        self.batch_size = 32 if str(batch_size).startswith("auto") else int(batch_size)
         self.generator = torch.Generator().manual_seed(seed)
         self.limit = max_sequence_length(self.pipe.model)
 
     def loglikelihood(self, requests) -> list[tuple[float, bool]]:
         """The log-likelihood of each continuation after its context, and whether it is greedy."""
-        contexts, continuations = zip(*(request.args for request in requests))
+        contexts, continuations = ([request.args[i] for request in requests] for i in (0, 1))
         rows = encode_pairs(self.pipe.tokenizer, continuations, contexts, with_terminator=False)
         rows = [self._without_beginning(row, self.limit) for row in rows]
         scores = score_rows(self.pipe, rows, self.method, self.num_draws, self.batch_size)
@@ -95,10 +98,13 @@ class TextDiffusionLM(LM):
         return [self._continue(*request.args) for request in tqdm(requests, "Generating")]
 
     def _continue(self, context: str, settings: dict) -> str:
-        stops = settings.get("until") or []
-        lengths = [settings[name] for name in ("max_gen_toks", "max_new_tokens", "max_tokens") if name in settings]
+        settings = {name: value for name, value in settings.items() if value is not None}
+        stops = settings.get("until", [])
+        lengths = [settings[name] for name in LENGTH_NAMES if name in settings]
         gen_length = lengths[0] if lengths else self.max_gen_toks
-        temperature = settings.get("temperature", 1.0) if settings.get("do_sample", False) else 0.0
+        temperature = settings.get("temperature", 1.0 if settings.get("do_sample") else 0.0)
+        if settings.get("do_sample") is False:
+            temperature = 0.0
         pipe, sampling = self.greedy_pipe, {}
         if temperature > 0:
             pipe = self.pipe

@@ -119,7 +119,7 @@ def generative_perplexity(
     repeat themselves have a low perplexity, and a low entropy.
 
     Args:
-        texts (`list[str]`): generated texts; empty ones have nothing to judge and are counted.
+        texts (`list[str]`): generated texts; those without a token to judge are counted.
         model ([`~transformers.PreTrainedModel`]): the judge, a causal language model.
         tokenizer: its tokenizer. A text begins with its begin-of-text token, or else its first token is not scored.
         batch_size (`int`, defaults to 8): texts of a forward pass.
@@ -128,7 +128,7 @@ def generative_perplexity(
 
     Returns:
         `dict`: `perplexity` (per token of all texts), `nats_per_token`, `entropy` (of the judge's tokens within a
-        text, in nats), `tokens` and `empty_texts`.
+        text, in nats), `tokens`, and `empty_texts` (texts without a token that is scored).
 
     Raises:
         ValueError: texts without any token to score, or longer than the judge takes.
@@ -138,7 +138,7 @@ def generative_perplexity(
         check_positive_int("max_length", max_length)
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    rows = [(start + ids)[:max_length] for ids in encoded if ids]
+    rows = [(start + ids)[:max_length] for ids in encoded]
     rows = sorted((row for row in rows if len(row) > 1), key=len, reverse=True)
     if not rows:
         raise ValueError(f"None of {len(texts)} texts has a token that the judge could score.")
@@ -163,7 +163,7 @@ def generative_perplexity(
         "nats_per_token": mean,
         "entropy": entropy([row[len(start) :] for row in rows]),
         "tokens": scored,
-        "empty_texts": sum(not ids for ids in encoded),
+        "empty_texts": len(texts) - len(rows),
     }
 
 
