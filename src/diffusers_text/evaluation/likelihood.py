@@ -158,7 +158,9 @@ def likelihood_bound(
     scheduler, limit = pipe.scheduler, max_sequence_length(pipe.model)
     if max_length is None:
         max_length = min(limit, scheduler.config.gen_length + 2)
-    check_components(scheduler, max_length, limit)
+    check_scheduler(scheduler)
+    if max_length > limit:
+        raise ValueError(f"`max_length` is {max_length}, but the model takes at most {limit} tokens.")
     estimator = choose_estimator(scheduler, estimator, num_inference_steps)
     check_arguments(num_inference_steps, estimator, num_draws, standard_error, time_epsilon, batch_size)
     state = PartialState()
@@ -272,15 +274,13 @@ def batch_nats(pipe, rows: list[dict], keys: list[tuple[int, ...]], draws: range
     return nats.numpy()
 
 
-def check_components(scheduler, max_length: int, limit: int):
-    """Raises a `ValueError` for a scheduler that has no bound, or rows that the model does not take."""
+def check_scheduler(scheduler):
+    """Raises a `ValueError` for a scheduler whose texts have no bound."""
     if type(scheduler) is not AbsorbingStateScheduler:  # the other strategies are made of it
         raise ValueError(
             f"`pipe.scheduler` is a {type(scheduler).__name__}, whose texts have no likelihood bound: evaluate with an"
             " AbsorbingStateScheduler, made of it with `from_config`."
         )
-    if max_length > limit:
-        raise ValueError(f"`max_length` is {max_length}, but the model takes at most {limit} tokens.")
 
 
 def check_arguments(num_inference_steps, estimator, num_draws, standard_error, time_epsilon, batch_size):

@@ -9,7 +9,7 @@ from ..data.special_tokens import maskable_tokens, start_id, terminator_id
 from ..models.sparse_head import conditions_on_time, evaluation_mode, logits_at, max_sequence_length
 from ..noising import row_key
 from .estimators import choose_estimator, pair_variance
-from .likelihood import batch_nats, check_arguments, check_components
+from .likelihood import batch_nats, check_arguments, check_scheduler
 
 METHODS = ["bound", "pseudo"]
 
@@ -99,10 +99,10 @@ def score_rows(pipe, rows: list[dict], method: str, num_draws: int, batch_size: 
     """[`score`] of rows with `input_ids` and `prompt_length`."""
     if method not in METHODS:
         raise ValueError(f"`method` must be one of {METHODS}, got {method!r}.")
+    check_scheduler(pipe.scheduler)
     estimator = choose_estimator(pipe.scheduler, None, None)
-    check_components(pipe.scheduler, 3, limit := max_sequence_length(pipe.model))
     check_arguments(None, estimator, num_draws, None, 0.0, batch_size)
-    tokens = []
+    tokens, limit = [], max_sequence_length(pipe.model)
     for number, row in enumerate(rows):
         scored = maskable_tokens(torch.as_tensor(row["input_ids"]), pipe.tokenizer)[row["prompt_length"] :]
         tokens.append(int(scored.sum()))
