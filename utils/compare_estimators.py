@@ -85,15 +85,8 @@ def parse_args() -> argparse.Namespace:
 
 
 @torch.no_grad()
-def main():
-    """Measures all estimators and reports them."""
-    args = parse_args()
-    torch.set_num_threads(args.threads)
-    logging.set_verbosity_error()
-    pipe = TextDiffusionPipeline.from_pretrained(args.model_name_or_path)
-    _, held_out, _ = load_texts(QuickstartArguments())
-    rows = pack_texts(held_out, pipe.tokenizer, args.max_length)
-    rows = rows[:: len(rows) // args.rows][: args.rows]
+def compare(pipe, rows: torch.Tensor, repeats: int, num_draws: int, report=lambda results: None) -> list[dict]:
+    """The bound of the rows, [rows, seq], by each estimator, and how far it scatters; `report` gets what is there."""
     results = []
     for name, schedule, tilt, estimate in ESTIMATORS:
         scheduler = AbsorbingStateScheduler.from_config(pipe.scheduler.config, schedule=schedule, tilt=tilt)
@@ -107,11 +100,11 @@ def main():
         sample = rows.repeat(each, 1)
         maskable = maskable_tokens(sample, pipe.tokenizer)
         tokens = int(maskable[: len(rows)].sum())
-        for repeat in tqdm(range(0, args.repeats, each), f"{schedule}: {name}"):
+        for repeat in tqdm(range(0, repeats, each), f"{schedule}: {name}"):
             keys = [(repeat + i // len(rows), i % len(rows)) for i in range(len(sample))]
-            nats = estimate(scheduler, sample, maskable, keys, range(args.num_draws), terms_of)
+            nats = estimate(scheduler, sample, maskable, keys, range(num_draws), terms_of)
             bounds.append(nats.mean(dim=1).view(each, len(rows)).sum(dim=1) / tokens)
-        bounds = torch.cat(bounds)[: args.repeats]
+        bounds = torch.cat(bounds)[:repeats]
         results.append(
             {
                 "schedule": schedule,
@@ -122,13 +115,31 @@ def main():
                 "seconds": (time.perf_counter() - start) / len(bounds),
             }
         )
-        if args.json:
-            write_json(args.json, vars(args) | {"rows_of_table": results})
+        report(results)
     for schedule in ("linear", "spindle"):
         of_schedule = [row for row in results if row["schedule"] == schedule]
         best = min(row["deviation"] for row in of_schedule if "no bound" not in row["estimator"])
         for row in of_schedule:
             row["passes"] = (row["deviation"] / best) ** 2
+    return results
+
+
+def main():
+    """Measures all estimators and reports them."""
+    args = parse_args()
+    torch.set_num_threads(args.threads)
+    logging.set_verbosity_error()
+    pipe = TextDiffusionPipeline.from_pretrained(args.model_name_or_path)
+    _, held_out, _ = load_texts(QuickstartArguments())
+    rows = pack_texts(held_out, pipe.tokenizer, args.max_length)
+    rows = rows[:: len(rows) // args.rows][: args.rows]
+
+    def report(results):
+        if args.json:
+            write_json(args.json, vars(args) | {"rows_of_table": results})
+
+    results = compare(pipe, rows, args.repeats, args.num_draws, report)
+    report(results)
     device = find_in("/proc/cpuinfo", r"model name\s*: (.*)")
     print(f"\n{device}, {args.threads} threads, torch {torch.__version__}; {args.repeats} evaluations")
     print_table(results)

@@ -1,17 +1,32 @@
 """The command line: what it prints and writes, and what it says of wrong input."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from toys import COUNTS, toy_model, toy_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-from diffusers_text import AbsorbingStateScheduler, TextDiffusionPipeline, likelihood_bound
+from diffusers_text import (
+    AbsorbingStateScheduler,
+    TextDiffusionPipeline,
+    generation_metrics,
+    likelihood_bound,
+    prepare_pairs,
+)
 from diffusers_text.commands.main import app
+from diffusers_text.evaluation.generation import generate_texts
+from diffusers_text.evaluation.quality import rouge_l
 from diffusers_text.evaluation.zero_shot import table
+
+ROUGE = Path(__file__).parents[1] / "rouge"
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +39,15 @@ def folder(tmp_path_factory):
     judge.save_pretrained(folder / "judge")
     toy_tokenizer().save_pretrained(folder / "judge")
     (folder / "texts.txt").write_text("a b c a\n\nb a\nc c b a c\n" * 5)
+    (folder / "pairs.jsonl").write_text(
+        "".join(
+            json.dumps({"early": early, "late": late}) + "\n"
+            for early, late in (("a b", "b a"), ("c", "c c a"), ("a b", None), ("b b a c", "a"), ("c " * 40, "b"))
+        )
+    )
+    scheduler = AbsorbingStateScheduler(gen_length=6)
+    model = toy_model(type_vocab_size=2)
+    TextDiffusionPipeline(model, toy_tokenizer(), scheduler).save_pretrained(folder / "of-pairs")
     (folder / "texts.jsonl").write_text("".join(json.dumps({"prose": text}) + "\n" for text in ("a b", "c , b a .")))
     return folder
 
@@ -83,6 +107,28 @@ def test_evaluate_measures_generated_texts_and_never_a_perplexity_alone(run, fol
     assert results[0]["judge"]["perplexity"] == pytest.approx(results[1]["judge"]["perplexity"])
     assert "judge: perplexity" in result.output
     assert f"at an entropy of {results[1]['judge']['entropy']:.3f} nats" in result.output
+
+
+COLUMNS = ["--source-column", "early", "--target-column", "late"]
+
+
+def test_evaluate_pairs_gives_the_bound_of_targets_and_compares_texts_with_them(run, folder):
+    options = ["--num-sources", "2", "--texts-per-source", "4", "--rouge", ROUGE, "--json", "pairs.json"]
+    result = run("evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, *options)
+    assert result.exit_code == 0, result.output
+    found = json.loads((folder / "pairs.json").read_text())
+    assert not list(folder.glob("pairs.json.*"))
+
+    pipe = TextDiffusionPipeline.from_pretrained(folder / "of-pairs")
+    pairs = Dataset.from_dict({"source": ["a b", "c", "b b a c"], "target": ["b a", "c c a", "a"]})
+    expected = likelihood_bound(pipe, prepare_pairs(pairs, pipe.tokenizer, 32), corpus_name="pairs.jsonl")
+    assert found["bound"] == expected.to_dict() | {"left_out": 2}
+    assert found["bound"]["tokens"] == 2 + 3 + 1 + 3  # the targets' words and terminators
+    texts = generate_texts(pipe, 4, sources=["a b", "c"])
+    metrics = generation_metrics(texts, ["b a", "c c a"], texts_per_prompt=4)
+    assert found["generation"].pop("rouge_l") == pytest.approx(rouge_l(texts, ["b a"] * 4 + ["c c a"] * 4, str(ROUGE)))
+    assert found["generation"] == metrics
+    assert "ROUGE-L" in result.output
 
 
 def test_zero_shot_lays_out_own_and_published_rows(run, folder):
@@ -156,6 +202,18 @@ def test_curve_varies_whole_numbers(run, folder, parameter):
             ],
             "10 texts are longer than `max_length` 4, the first of them number 0",
         ),
+        (["evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl"], "has no column 'source', it has"),
+        (
+            ["evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, "--num-sources", "1"],
+            "`--num-sources` times `--texts-per-source` must be at least 2",
+        ),
+        (
+            [
+                *("evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, "--num-sources", "2"),
+                *("--rouge", "./nowhere"),
+            ],
+            "nowhere",
+        ),
         (["zero-shot", "pipe", "--dataset", "texts.txt"], "`--dataset` must be NAME=FILE or NAME=ID"),
         (
             ["curve", "pipe", "--dataset", "texts.txt", "--output-dir", "x", "--parameter", "seed"],
@@ -180,3 +238,29 @@ def test_the_command_prints_an_error_in_a_line(folder):
     assert result.returncode == 1
     assert result.stderr.strip().endswith("Error: `dataset` 'missing.txt' is no file.")
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_curve_goes_on_where_it_was(folder):
+    command = [sys.executable, "-m", "diffusers_text.commands.main", "curve", "pipe", "--dataset", "texts.txt"]
+    command += ["--values", "0.3,1.0", "--num-texts", "120", "--batch-size", "2", "--output-dir"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    whole, killed = folder / "whole", folder / "killed"
+    subprocess.run([*command, whole], cwd=folder, env=environment, check=True, capture_output=True)
+
+    process = subprocess.Popen([*command, killed], cwd=folder, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while sum(part.read_bytes().count(b"\n") for part in killed.glob("temperature-1.0.part-*")) < 20:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "curve.json").exists()
+    kept = {path: path.read_bytes() for path in killed.glob("*.part-*")}
+    written = sum(part.count(b"\n") for path, part in kept.items() if "1.0.part" in path.name) - 1
+    again = subprocess.run([*command, killed], cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    assert f"/{120 - written} [" in again.stderr  # the bar of what was left
+    assert all(path.read_bytes() == part for path, part in kept.items())
+    assert (killed / "curve.json").read_text() == (whole / "curve.json").read_text()
+    assert (killed / "curve.png").read_bytes() == (whole / "curve.png").read_bytes()

@@ -12,15 +12,17 @@ from accelerate.utils import parse_flag_from_env
 from diffusers.utils.logging import disable_progress_bar
 from transformers.utils import logging
 
-from ..data.loading import load_texts
+from ..data.loading import load_rows, load_texts
+from ..data.preparation import prepare_pairs
 from ..evaluation.curve import PARAMETERS, quality_curve, save_curve
 from ..evaluation.detokenizers import RULES, detokenizer
 from ..evaluation.generation import generate_texts
 from ..evaluation.judge import load_judge
 from ..evaluation.likelihood import likelihood_bound
-from ..evaluation.quality import generation_metrics, generative_perplexity, spelled_by
+from ..evaluation.quality import generation_metrics, generative_perplexity, rouge_l, spelled_by
 from ..evaluation.zero_shot import PUBLISHED, table
 from ..files import write_text
+from ..models.sparse_head import max_sequence_length
 from ..pipelines.pipeline_text_diffusion import TextDiffusionPipeline
 from ..resuming import remove_parts
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
@@ -35,7 +37,7 @@ DatasetOption = Annotated[
 ConfigName = Annotated[str | None, typer.Option(help="Configuration of a dataset on the Hub.")]
 Split = Annotated[str, typer.Option(help="Split of a dataset on the Hub.")]
 TextColumn = Annotated[str, typer.Option(help="Column of the texts.")]
-Limit = Annotated[int | None, typer.Option(help="First texts to take, all by default.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="First texts to take, all by default.")]
 Detokenizer = Annotated[str | None, typer.Option(help=f"Whose spacing to undo: {', '.join(RULES)}.")]
 MaxLength = Annotated[int | None, typer.Option(help="Tokens of a row, by default as in training.")]
 Packing = Annotated[bool, typer.Option(help="Cut the joined texts into rows, or keep a text a row.")]
@@ -49,7 +51,7 @@ NumDraws = Annotated[int, typer.Option(help="Forward passes for each row, an eve
 StandardError = Annotated[float | None, typer.Option(help="Draw until the standard error is at most this, in nats.")]
 TimeEpsilon = Annotated[float, typer.Option(help="Smallest time of 'independent'; the figure is then no bound.")]
 BatchSize = Annotated[int, typer.Option(help="Rows or texts at once, in each process.")]
-NumTexts = Annotated[int, typer.Option(help="Texts to generate and measure; the papers take 1,000.")]
+NumTexts = Annotated[int, typer.Option(min=0, help="Texts to generate and measure; the papers take 1,000.")]
 GenLength = Annotated[int | None, typer.Option(help="Tokens of a generated text, by default as in training.")]
 Seed = Annotated[int, typer.Option(help="Of the generated texts.")]
 Judge = Annotated[str | None, typer.Option(help="Causal language model for the perplexity of texts, gpt2 say.")]
@@ -91,6 +93,8 @@ def evaluate(
     state = start_processes()
     texts = read_corpus(dataset, config_name, split, text_column, limit, detokenize)
     pipe = load_pipeline(pipeline, schedule)
+    if num_texts and judge is not None:
+        model, tokenizer = load_judge(judge, judge_gguf_file)
     resume = None if json_file is None else str(json_file)
     bound = likelihood_bound(
         pipe,
@@ -116,10 +120,80 @@ def evaluate(
         references = spelled_by(pipe.tokenizer, [text for text in texts if text.strip()][:num_texts])
         figures["generation"] = generation_metrics(generated, references)
         if judge is not None:
-            model, tokenizer = load_judge(judge, judge_gguf_file)
             model.to(pipe.device)
             figures["generation"]["judge"] = {"model": judge} | generative_perplexity(generated, model, tokenizer)
         say(state, describe_generation(figures["generation"]))
+    finish(state, json_file, figures)
+    if resume and state.is_main_process:
+        remove_parts(resume)
+
+
+@app.command()
+def evaluate_pairs(
+    pipeline: Pipeline,
+    dataset: DatasetOption,
+    source_column: Annotated[str, typer.Option(help="Column of what is given.")] = "source",
+    target_column: Annotated[str, typer.Option(help="Column of what is generated.")] = "target",
+    config_name: ConfigName = None,
+    split: Split = "test",
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    num_draws: NumDraws = 8,
+    batch_size: BatchSize = 32,
+    num_sources: Annotated[int, typer.Option(min=0, help="First sources to write texts for.")] = 0,
+    texts_per_source: Annotated[int, typer.Option(min=1, help="Texts for each of them.")] = 1,
+    gen_length: GenLength = None,
+    seed: Seed = 0,
+    rouge: Annotated[str, typer.Option(help="ROUGE of `evaluate`: its name on the Hub, or a folder.")] = "rouge",
+    json_file: JsonFile = None,
+):
+    """
+    The bound of targets given their sources, and how texts for sources compare with the targets: ROUGE-L, and the
+    measures of `evaluate`. Goes on where it was interrupted, if --json is given.
+    """
+    from evaluate import load as load_metric  # takes a second, and nothing else needs it
+
+    state = start_processes()
+    if num_sources and num_sources * texts_per_source < 2:
+        raise ValueError("`--num-sources` times `--texts-per-source` must be at least 2, to compare texts.")
+    pipe = load_pipeline(pipeline, None)
+    with state.main_process_first():  # the others find what it has cached
+        pairs = load_rows(dataset, config_name, split, [source_column, target_column])
+        pairs = pairs.select(range(min(limit or len(pairs), len(pairs))))
+        length = max_length or max_sequence_length(pipe.model)
+        rows = prepare_pairs(pairs, pipe.tokenizer, length, source_column, target_column)
+        metric = load_metric(rouge) if num_sources else None
+    resume = None if json_file is None else str(json_file)
+    bound = likelihood_bound(
+        pipe,
+        rows,
+        max_length=length,
+        num_draws=num_draws,
+        batch_size=batch_size,
+        corpus_name=dataset,
+        resume_file=resume and f"{resume}.bound",
+    )
+    figures = {"pipeline": pipeline, "bound": bound.to_dict() | {"left_out": len(pairs) - len(rows)}}
+    say(state, f"bound: {bound}")
+    if num_sources:
+        kept = [(row[source_column], row[target_column]) for row in pairs]
+        kept = [pair for pair in kept if all(part and part.strip() for part in pair)][:num_sources]
+        sources, targets = [source for source, _ in kept], spelled_by(pipe.tokenizer, [target for _, target in kept])
+        call_args = {} if gen_length is None else {"gen_length": gen_length}
+        resume = resume and f"{resume}.texts"
+        texts = generate_texts(
+            pipe,
+            texts_per_source,
+            sources=sources,
+            batch_size=batch_size,
+            seed=seed,
+            resume_file=resume,
+            **call_args,
+        )
+        figures["generation"] = generation_metrics(texts, targets, texts_per_source)
+        wanted = [target for target in targets for _ in range(texts_per_source)]
+        figures["generation"]["rouge_l"] = rouge_l(texts, wanted, metric)
+        say(state, f"ROUGE-L {figures['generation']['rouge_l']:.4f}, {describe_generation(figures['generation'])}")
     finish(state, json_file, figures)
     if resume and state.is_main_process:
         remove_parts(resume)

@@ -1,5 +1,6 @@
 """Datasets from files and from the Hub."""
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -87,19 +88,19 @@ def load_splits(
     return train.select(range(held_out, len(train))), train.select(range(held_out))
 
 
-def load_texts(
-    dataset: str, config_name: str | None = None, split: str = "test", text_column: str = "text"
-) -> list[str]:
+def load_rows(
+    dataset: str, config_name: str | None = None, split: str = "test", columns: Sequence[str] = ()
+) -> Dataset:
     r"""
-    The texts of a file or of a dataset on the Hub.
+    The rows of a file or of a dataset on the Hub.
 
     Args:
         dataset (`str`): a .txt (a text a line), .json, .jsonl, .csv, .tsv or .parquet file; or an id on the Hub.
         config_name (`str`, *optional*), split (`str`, defaults to `"test"`): of a dataset on the Hub.
-        text_column (`str`, defaults to `"text"`): where the texts are.
+        columns (`Sequence[str]`, *optional*): what it must have.
 
     Raises:
-        ValueError: a file that does not exist or cannot be read, or that has no such column.
+        ValueError: a file that does not exist or cannot be read, or that lacks a column.
     """
     path, reader = Path(dataset), READERS.get(Path(dataset).suffix)
     if reader is not None and not path.is_file():
@@ -111,9 +112,17 @@ def load_texts(
             rows = load_dataset(reader[0], data_files=[str(path)], split="train", **reader[1])
     except DatasetGenerationError as error:  # what is wrong stands in its cause
         raise ValueError(f"`dataset` {dataset!r} cannot be read: {error.__cause__ or error}") from error
-    if text_column not in rows.column_names:
-        raise ValueError(f"`dataset` {dataset!r} has no column {text_column!r}, it has {sorted(rows.column_names)}.")
-    return rows[text_column][:]
+    for column in columns:
+        if column not in rows.column_names:
+            raise ValueError(f"`dataset` {dataset!r} has no column {column!r}, it has {sorted(rows.column_names)}.")
+    return rows
+
+
+def load_texts(
+    dataset: str, config_name: str | None = None, split: str = "test", text_column: str = "text"
+) -> list[str]:
+    """The texts of a file or of a dataset on the Hub, those of one column; see [`load_rows`]."""
+    return load_rows(dataset, config_name, split, [text_column])[text_column][:]
 
 
 def _as_list(files) -> list[str]:
@@ -129,4 +138,4 @@ def _reader(files: list[str]) -> tuple[str, dict]:
     return readers[0]
 
 
-__all__ = ["load_splits", "load_texts"]
+__all__ = ["load_rows", "load_splits", "load_texts"]

@@ -117,7 +117,7 @@ def likelihood_bound(
         dataset (iterable of `str` or `datasets.Dataset`): texts, or rows with `input_ids`, see [`prepare_pairs`].
         max_length (`int`, *optional*):
             Tokens of a row, by default those of the longest text that the model was trained on
-            (`scheduler.config.gen_length` and two special tokens).
+            (`scheduler.config.gen_length` and two special tokens), and of given rows what the model takes.
         text_column (`str`, defaults to `"text"`): where a dataset has its texts.
         packing (`bool`, defaults to `True`): cut the joined texts into rows, or keep a text a row.
         long_texts (`str`, defaults to `"split"`):
@@ -157,7 +157,8 @@ def likelihood_bound(
     """
     scheduler, limit = pipe.scheduler, max_sequence_length(pipe.model)
     if max_length is None:
-        max_length = min(limit, scheduler.config.gen_length + 2)
+        is_encoded = isinstance(dataset, Dataset) and "input_ids" in dataset.column_names
+        max_length = limit if is_encoded else min(limit, scheduler.config.gen_length + 2)
     check_scheduler(scheduler)
     if max_length > limit:
         raise ValueError(f"`max_length` is {max_length}, but the model takes at most {limit} tokens.")

@@ -88,20 +88,22 @@ def spelled_by(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[str
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
-def rouge_l(predictions: list[str], references: list[str], module: str = "rouge") -> float:
+def rouge_l(predictions: list[str], references: list[str], metric="rouge") -> float:
     r"""
     ROUGE-L of texts against one reference each, for conditional generation, by `evaluate`.
 
     Args:
         predictions, references (`list[str]`): texts, and what they should have been.
-        module (`str`, defaults to `"rouge"`): `evaluate`'s, which it downloads, or a folder with it.
+        metric (`str` or `evaluate.EvaluationModule`, defaults to `"rouge"`):
+            `evaluate`'s ROUGE: its name, a folder with it, or what `evaluate.load` gave for them.
 
     Returns:
         `float`: the mean F-measure in [0, 1].
     """
-    import evaluate  # takes a second, and nothing else needs it
+    if isinstance(metric, str):
+        import evaluate  # takes a second, and nothing else needs it
 
-    metric = evaluate.load(module)
+        metric = evaluate.load(metric)
     return float(metric.compute(predictions=predictions, references=references, rouge_types=["rougeL"])["rougeL"])
 
 
