@@ -17,14 +17,12 @@ from compare_strategies import (
     CompareArguments,
     bound_of_texts,
     compare,
-    distinct_bigrams,
     draw_plot,
     generate,
     make_strategies,
     markdown_table,
     repetition,
     spread,
-    token_entropy,
 )
 
 
@@ -44,21 +42,6 @@ def pipe(tmp_path):
     pipe = TextDiffusionPipeline.from_pretrained(tmp_path / "saved")
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def test_token_entropy():
-    assert token_entropy([list(range(16))]) == pytest.approx(math.log(16))
-    assert token_entropy([[7] * 16]) == 0
-    assert token_entropy([[7] * 16, list(range(16))]) == pytest.approx(math.log(16) / 2)
-    assert token_entropy([[1, 1, 1, 2]]) == pytest.approx(0.75 * math.log(4 / 3) + 0.25 * math.log(4))
-
-
-def test_distinct_bigrams():
-    assert distinct_bigrams([list(range(10))]) == 1
-    assert distinct_bigrams([[7] * 11]) == pytest.approx(1 / 10)
-    assert distinct_bigrams([[1, 2] * 6]) == pytest.approx(2 / 11)
-    assert distinct_bigrams([[1, 2, 3], [1, 2, 3]]) == 0.5  # over all texts; none spans two
-    assert distinct_bigrams([[1]]) == 0
 
 
 def test_repetition():

@@ -25,7 +25,6 @@ import os
 import statistics
 import sys
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +42,7 @@ from diffusers_text import (
     maskable_tokens,
     pack_texts,
 )
+from diffusers_text.evaluation.ngrams import distinct, entropy
 
 STEPS = [4, 8, 16, 32, 64, None]
 REMDM_STEPS = [4, 8, 16, 32, 64, 128]
@@ -99,21 +99,6 @@ def make_strategies(config) -> list[Strategy]:
     return strategies
 
 
-def token_entropy(texts: list[list[int]]) -> float:
-    """Entropy of the unigrams of one text in nats, the mean over `texts`."""
-
-    def of_text(tokens):
-        return -sum(n / len(tokens) * math.log(n / len(tokens)) for n in Counter(tokens).values())
-
-    return statistics.fmean(map(of_text, texts))
-
-
-def distinct_bigrams(texts: list[list[int]]) -> float:
-    """Different bigrams over all bigrams of `texts`; 0 without any."""
-    bigrams = [pair for tokens in texts for pair in zip(tokens, tokens[1:])]
-    return len(set(bigrams)) / max(1, len(bigrams))
-
-
 def repetition(texts: list[list[int]]) -> float:
     """Share of the tokens of `texts` that equal one of the `WINDOW` tokens before them."""
     repeated = [token in tokens[max(0, i - WINDOW) : i] for tokens in texts for i, token in enumerate(tokens)]
@@ -152,8 +137,8 @@ def measure_texts(pipe, scheduler, texts: list[list[int]], args: CompareArgument
     bound, error = bound_of_texts(pipe, scheduler, texts, args.gen_length, args.bound_draws, args.seed)
     return {
         "tokens": statistics.fmean(map(len, texts)),
-        "entropy": token_entropy(texts),
-        "distinct_2": distinct_bigrams(texts),
+        "entropy": entropy(texts),
+        "distinct_2": distinct(texts, 2),
         "repetition": repetition(texts),
         "bound": bound,
         "bound_error": error,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nltk.translate import bleu_score
 from scipy.stats import entropy as scipy_entropy
 
-from diffusers_text.evaluation.ngrams import corpus_bleu, distinct, entropy, ngrams, repetition, self_bleu
+from diffusers_text.evaluation.ngrams import corpus_bleu, distinct, entropy, mean_bleu, ngrams, repetition, self_bleu
 
 # nltk warns where it finds no n-gram of an order, which is what is compared here.
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*The hypothesis contains 0 counts")
@@ -46,23 +46,26 @@ def slices(words, n):
 def test_bleu_is_that_of_nltk_whatever_the_texts(hypotheses, references):
     expected = bleu_score.corpus_bleu([references] * len(hypotheses), hypotheses)
     assert agrees(corpus_bleu(hypotheses, references), expected)
+    of_each = [bleu_score.corpus_bleu([references], [text]) for text in hypotheses]
+    assert agrees(mean_bleu(hypotheses, references), np.mean(of_each))
 
 
 @EXAMPLES
 @given(texts=TEXTS)
 def test_self_bleu_is_that_of_nltk_with_all_other_texts_as_references(texts):
-    others = [texts[:i] + texts[i + 1 :] for i in range(len(texts))]
-    assert agrees(self_bleu(texts), bleu_score.corpus_bleu(others, texts))
+    of_each = [bleu_score.corpus_bleu([texts[:i] + texts[i + 1 :]], [texts[i]]) for i in range(len(texts))]
+    assert agrees(self_bleu(texts), np.mean(of_each))
 
 
 def test_both_are_those_of_nltk_for_texts_of_natural_length():
     texts, references = written_by_chance(25, seed=0), written_by_chance(20, seed=1)
-    others = [texts[:i] + texts[i + 1 :] for i in range(len(texts))]
-    bleu, of_selves = corpus_bleu(texts, references), self_bleu(texts)
+    bleu, of_each, of_selves = corpus_bleu(texts, references), mean_bleu(texts, references), self_bleu(texts)
     assert agrees(bleu, bleu_score.corpus_bleu([references] * 25, texts))
-    assert agrees(of_selves, bleu_score.corpus_bleu(others, texts))
-    assert 0.05 < bleu < 0.95
-    assert 0.05 < of_selves < 0.95
+    assert agrees(of_each, np.mean([bleu_score.corpus_bleu([references], [text]) for text in texts]))
+    others = [texts[:i] + texts[i + 1 :] for i in range(len(texts))]
+    assert agrees(of_selves, np.mean([bleu_score.corpus_bleu([rest], [text]) for rest, text in zip(others, texts)]))
+    for value in (bleu, of_each, of_selves):
+        assert 0.05 < value < 0.95
 
 
 def test_bleu_by_hand():

@@ -121,7 +121,8 @@ def evaluate(
         figures["generation"] = generation_metrics(generated, references)
         if judge is not None:
             model.to(pipe.device)
-            figures["generation"]["judge"] = {"model": judge} | generative_perplexity(generated, model, tokenizer)
+            judged = generative_perplexity(generated, model, tokenizer, progress_bar=bars(state, pipe))
+            figures["generation"]["judge"] = {"model": judge} | judged
         say(state, describe_generation(figures["generation"]))
     finish(state, json_file, figures)
     if resume and state.is_main_process:
@@ -336,6 +337,11 @@ def describe_generation(metrics: dict) -> str:
         judge = metrics["judge"]
         text += f"\njudge: perplexity {judge['perplexity']:.2f} at an entropy of {judge['entropy']:.3f} nats"
     return text
+
+
+def bars(state: PartialState, pipe):
+    """The pipeline's progress bars, in the first process."""
+    return pipe.progress_bar if state.is_main_process else None
 
 
 def say(state: PartialState, text: str):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from accelerate import PartialState
 from matplotlib.figure import Figure
 
 from ..files import write_text
@@ -46,6 +47,7 @@ def quality_curve(
         raise ValueError(f"`parameter` must be one of {[*PARAMETERS]}, got {parameter!r}.")
     rows = []
     call_args = {} if gen_length is None else {"gen_length": gen_length}
+    progress_bar = pipe.progress_bar if PartialState().is_main_process else None
     if judge is not None:
         judge[0].to(pipe.device)
     for value in values:
@@ -61,7 +63,7 @@ def quality_curve(
         )
         row = {"parameter": parameter, "value": value, **generation_metrics(texts, references)}
         if judge is not None:
-            row["judge"] = generative_perplexity(texts, *judge)
+            row["judge"] = generative_perplexity(texts, *judge, progress_bar=progress_bar)
         rows.append(row)
     return rows
 

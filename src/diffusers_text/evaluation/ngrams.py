@@ -1,6 +1,7 @@
 """BLEU, self-BLEU and other counts of n-grams, with the references counted once."""
 
 import math
+import statistics
 import sys
 from bisect import bisect_left, insort
 from collections import Counter
@@ -36,24 +37,22 @@ def corpus_bleu(hypotheses: list[Words], references: list[Words]) -> float:
     0.7788
     ```
     """
-    if not hypotheses or not references:
-        raise ValueError("`hypotheses` and `references` must hold a text each at least.")
-    most = _most_counts(references)
-    lengths = sorted(map(len, references))
-    matches, totals = Counter(), Counter()
-    for words in hypotheses:
-        for n in ORDERS:
-            counts = Counter(ngrams(words, n))
-            matches[n] += sum(min(count, most[gram][0]) for gram, count in counts.items() if gram in most)
-            totals[n] += max(1, counts.total())
-    closest = sum(_closest(lengths, len(words)) for words in hypotheses)
-    return _bleu(matches, totals, closest, sum(map(len, hypotheses)))
+    return _bleu(*(sum(counts) for counts in zip(*_counts(hypotheses, references))))
+
+
+def mean_bleu(hypotheses: list[Words], references: list[Words]) -> float:
+    r"""
+    The mean of the hypotheses' own BLEU-4, as DiffusionBERT's released code computes it: a text without any 4-gram of
+    the references counts for nothing, however many it shares otherwise.
+
+    Args, errors: those of [`corpus_bleu`].
+    """
+    return statistics.fmean(_bleu(*counts) for counts in _counts(hypotheses, references))
 
 
 def self_bleu(texts: list[Words]) -> float:
     r"""
-    How alike texts are: BLEU-4 of each against all others (Texygen, arXiv 1802.01886), as nltk's `corpus_bleu` gives
-    it with these references.
+    How alike texts are: the BLEU-4 of each against all others (Texygen, arXiv 1802.01886), the mean over texts.
 
     Args:
         texts (`list[list[str]]`): two texts at least, as words.
@@ -63,19 +62,7 @@ def self_bleu(texts: list[Words]) -> float:
     """
     if len(texts) < 2:
         raise ValueError(f"Self-BLEU needs two texts at least, got {len(texts)}.")
-    most = _most_counts(texts)
-    lengths = sorted(map(len, texts))
-    matches, totals, closest = Counter(), Counter(), 0
-    for words in texts:
-        for n in ORDERS:
-            counts = Counter(ngrams(words, n))
-            # Only the text that has an n-gram most can have more of it than the second.
-            matches[n] += sum(min(count, most[gram][1]) for gram, count in counts.items())
-            totals[n] += max(1, counts.total())
-        lengths.remove(len(words))
-        closest += _closest(lengths, len(words))
-        insort(lengths, len(words))
-    return _bleu(matches, totals, closest, sum(map(len, texts)))
+    return statistics.fmean(_bleu(*counts) for counts in _counts(texts))
 
 
 def distinct(texts: list[Words], n: int) -> float:
@@ -102,6 +89,34 @@ def entropy(texts: list[Words]) -> float:
     return sum(values) / max(1, len(values))
 
 
+def _counts(hypotheses: list[Words], references: list[Words] | None = None) -> list[tuple[int, ...]]:
+    """
+    What BLEU is made of, for each hypothesis: n-grams of each order that are in the references, n-grams, the length of
+    the nearest reference and its own. Without `references` all other hypotheses are.
+    """
+    if not hypotheses or references == []:
+        raise ValueError("`hypotheses` and `references` must hold a text each at least.")
+    others_only = references is None
+    most = _most_counts(hypotheses if others_only else references)
+    lengths = sorted(map(len, hypotheses if others_only else references))
+    # Only the text that has an n-gram most can have more of it than the second.
+    rank = 1 if others_only else 0
+    counts = []
+    for words in hypotheses:
+        matches, totals = [], []
+        for n in ORDERS:
+            found = Counter(ngrams(words, n))
+            matches.append(sum(min(count, most.get(gram, (0, 0))[rank]) for gram, count in found.items()))
+            totals.append(max(1, found.total()))
+        if others_only:
+            lengths.remove(len(words))
+        closest = _closest(lengths, len(words))
+        if others_only:
+            insort(lengths, len(words))
+        counts.append((*matches, *totals, closest, len(words)))
+    return counts
+
+
 def _most_counts(texts):
     """For each n-gram how often the two texts have it that have it most."""
     most = {}
@@ -118,14 +133,16 @@ def _closest(sorted_lengths, length):
     return min(sorted_lengths[max(0, place - 1) : place + 1], key=lambda other: (abs(other - length), other))
 
 
-def _bleu(matches, totals, closest, length):
-    """The geometric mean of the precisions, times the penalty for brevity."""
-    if matches[1] == 0:
+def _bleu(*counts: int) -> float:
+    """The geometric mean of the precisions, times the penalty for brevity, of what [`_counts`] gives."""
+    *matches_and_totals, closest, length = counts
+    matches, totals = matches_and_totals[: len(ORDERS)], matches_and_totals[len(ORDERS) :]
+    if matches[0] == 0:
         return 0.0
     # nltk's way where no n-gram of an order is found: the smallest number that there is.
-    precisions = [matches[n] / totals[n] or sys.float_info.min for n in ORDERS]
+    precisions = [found / total or sys.float_info.min for found, total in zip(matches, totals)]
     brevity = min(1.0, math.exp(1 - closest / length))
     return brevity * math.exp(math.fsum(math.log(precision) / len(ORDERS) for precision in precisions))
 
 
-__all__ = ["corpus_bleu", "distinct", "entropy", "ngrams", "repetition", "self_bleu"]
+__all__ = ["corpus_bleu", "distinct", "entropy", "mean_bleu", "ngrams", "repetition", "self_bleu"]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.sparse_head import evaluation_mode, max_sequence_length
 from ..schedulers.sampling import check_positive_int
-from .ngrams import Words, corpus_bleu, distinct, entropy, repetition, self_bleu
+from .ngrams import Words, corpus_bleu, distinct, entropy, mean_bleu, repetition, self_bleu
 
 
 def split_words(text: str) -> Words:
@@ -37,11 +37,12 @@ def generation_metrics(
         split (`Callable`, defaults to [`split_words`]): words of a text.
 
     Returns:
-        `dict`: `bleu` (against `references`) and `self_bleu`, BLEU-4 in [0, 1]; `distinct_1` to `distinct_4` (share of
-        distinct n-grams in all texts); `div_4` (that of the texts of a prompt, the mean over prompts: DiffuSeq, arXiv
-        2210.08933); `repetition_4` (share of 4-grams that a text had before); `entropy` (of the words in a text, in
-        nats); `unique` (share of distinct texts); `length_mean`, `length_std`, `length_min`, `length_max`;
-        `num_texts`, `num_references`.
+        `dict`: `bleu` (of a text against `references`) and `self_bleu` (against all other texts), BLEU-4 in [0, 1],
+        the mean over texts as in DiffusionBERT's released code; `corpus_bleu` (of all texts at once); `distinct_1` to
+        `distinct_4` (share of distinct n-grams in all texts); `div_4` (that of the texts of a prompt, the mean over
+        prompts: DiffuSeq, arXiv 2210.08933); `repetition_4` (share of 4-grams that a text had before); `entropy` (of
+        the words in a text, in nats); `unique` (share of distinct texts); `length_mean`, `length_std`, `length_min`,
+        `length_max`; `num_texts`, `num_references`.
 
     Raises:
         ValueError: fewer than two texts, or a number of texts that `texts_per_prompt` does not divide.
@@ -65,7 +66,11 @@ def generation_metrics(
     words = [split(text) for text in texts]
     groups = [words[start : start + per_prompt] for start in range(0, len(words), per_prompt)]
     lengths = [len(text) for text in words]
-    metrics = {} if references is None else {"bleu": corpus_bleu(words, [split(text) for text in references])}
+    metrics = {}
+    if references is not None:
+        reference_words = [split(text) for text in references]
+        metrics["bleu"] = mean_bleu(words, reference_words)
+        metrics["corpus_bleu"] = corpus_bleu(words, reference_words)
     metrics["self_bleu"] = self_bleu(words)
     metrics |= {f"distinct_{n}": distinct(words, n) for n in (1, 2, 3, 4)}
     metrics["div_4"] = statistics.mean(distinct(group, 4) for group in groups)
@@ -149,6 +154,7 @@ def generative_perplexity(
     nats, scored = [], 0
     bar_of = progress_bar or (lambda total: tqdm(total=total, disable=True))
     with evaluation_mode(model), bar_of(total=len(rows)) as bar:
+        bar.set_description("Judging")
         for first in range(0, len(rows), batch_size):
             batch = rows[first : first + batch_size]
             width = len(batch[0])
