@@ -207,6 +207,7 @@ def test_curve_varies_whole_numbers(run, folder, parameter):
             ["evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, "--num-sources", "1"],
             "`--num-sources` times `--texts-per-source` must be at least 2",
         ),
+        (["evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, "--fill-rows"], "`--max-length`"),
         (
             [
                 *("evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, "--num-sources", "2"),

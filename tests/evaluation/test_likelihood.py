@@ -318,3 +318,24 @@ def test_rows_that_occur_twice_have_noise_of_their_own():
     assert once.nats_per_token != twice.nats_per_token
     assert twice.rows == 2
     assert np.isfinite(twice.standard_error)
+
+
+def test_rows_are_filled_with_terminators_whose_nats_are_the_text_s():
+    pipe, texts = pipe_of(), ["a b", "c", "a c c b"]
+    found = likelihood_bound(pipe, texts, max_length=8, packing=False, fill_rows=True)
+    rows = [[2, *pipe.tokenizer(text, add_special_tokens=False)["input_ids"]] for text in texts]
+    rows = [row + [3] * (8 - len(row)) for row in rows]
+    by_hand = likelihood_bound(pipe, Dataset.from_dict({"input_ids": rows}))
+    assert (found.tokens, by_hand.tokens) == (3 + 2 + 5, 3 * 7)
+    assert found.nats_per_token * found.tokens == pytest.approx(by_hand.nats_per_token * by_hand.tokens)
+    assert found.standard_error * found.tokens == pytest.approx(by_hand.standard_error * by_hand.tokens)
+    assert (found.fill_rows, by_hand.fill_rows) == (True, False)
+
+
+def test_given_rows_may_be_as_long_as_the_model_takes():
+    pipe = pipe_of()
+    limit = pipe.scheduler.config.gen_length + 2
+    rows = Dataset.from_dict({"input_ids": [[2] + [5] * limit + [3]]})
+    assert likelihood_bound(pipe, rows).tokens == limit + 1
+    with pytest.raises(ValueError, match=f"over `max_length` {limit}"):
+        likelihood_bound(pipe, rows, max_length=limit)

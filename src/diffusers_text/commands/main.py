@@ -41,6 +41,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="First texts to take, all
 Detokenizer = Annotated[str | None, typer.Option(help=f"Whose spacing to undo: {', '.join(RULES)}.")]
 MaxLength = Annotated[int | None, typer.Option(help="Tokens of a row, by default as in training.")]
 Packing = Annotated[bool, typer.Option(help="Cut the joined texts into rows, or keep a text a row.")]
+FillRows = Annotated[bool, typer.Option(help="Fill rows with end-of-text tokens, for a model trained so.")]
 LongTexts = Annotated[str, typer.Option(help="Without packing, 'split' or 'error' for a text over --max-length.")]
 Schedule = Annotated[str | None, typer.Option(help="Another noise schedule than the pipeline's.")]
 Steps = Annotated[int | None, typer.Option(help="T of the bound in steps, continuous time by default.")]
@@ -72,6 +73,7 @@ def evaluate(
     max_length: MaxLength = None,
     packing: Packing = True,
     long_texts: LongTexts = "split",
+    fill_rows: FillRows = False,
     schedule: Schedule = None,
     num_inference_steps: Steps = None,
     estimator: EstimatorOption = None,
@@ -102,6 +104,7 @@ def evaluate(
         max_length=max_length,
         packing=packing,
         long_texts=long_texts,
+        fill_rows=fill_rows,
         num_inference_steps=num_inference_steps,
         estimator=estimator,
         num_draws=num_draws,
@@ -139,6 +142,7 @@ def evaluate_pairs(
     split: Split = "test",
     limit: Limit = None,
     max_length: MaxLength = None,
+    fill_rows: FillRows = False,
     num_draws: NumDraws = 8,
     batch_size: BatchSize = 32,
     num_sources: Annotated[int, typer.Option(min=0, help="First sources to write texts for.")] = 0,
@@ -157,6 +161,8 @@ def evaluate_pairs(
     state = start_processes()
     if num_sources and num_sources * texts_per_source < 2:
         raise ValueError("`--num-sources` times `--texts-per-source` must be at least 2, to compare texts.")
+    if fill_rows and max_length is None:
+        raise ValueError("`--fill-rows` needs `--max-length`, the length of rows in training.")
     pipe = load_pipeline(pipeline, None)
     with state.main_process_first():  # the others find what it has cached
         pairs = load_rows(dataset, config_name, split, [source_column, target_column])
@@ -169,6 +175,7 @@ def evaluate_pairs(
         pipe,
         rows,
         max_length=length,
+        fill_rows=fill_rows,
         num_draws=num_draws,
         batch_size=batch_size,
         corpus_name=dataset,

@@ -46,7 +46,7 @@ class DataCollatorForTextDiffusion:
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         rows = [without_padding(row) for row in rows]
         if self.fill_to is not None:
-            rows = [self._filled(row) for row in rows]
+            rows = [filled(row, self.fill_to, terminator_id(self.tokenizer)) for row in rows]
         lengths = torch.tensor([len(row["input_ids"]) for row in rows])
         width = int(lengths.max())
         if self.pad_to_multiple_of is not None:
@@ -63,13 +63,6 @@ class DataCollatorForTextDiffusion:
         batch["labels"] = batch["input_ids"].masked_fill(~labelled, -100)
         return batch
 
-    def _filled(self, row):
-        missing = max(0, self.fill_to - len(row["input_ids"]))
-        row = {**row, "input_ids": [*row["input_ids"], *[terminator_id(self.tokenizer)] * missing]}
-        if "token_type_ids" in row:
-            row["token_type_ids"] = [*row["token_type_ids"], *[row["token_type_ids"][-1]] * missing]
-        return row
-
     @staticmethod
     def _padded(rows, name, inside, padding):
         ids = torch.cat([torch.as_tensor(row[name], dtype=torch.long) for row in rows])
@@ -78,6 +71,15 @@ class DataCollatorForTextDiffusion:
         if padding is None:
             raise ValueError("The tokenizer has no padding token, which rows of unequal length need.")
         return torch.full(inside.shape, padding).masked_scatter(inside, ids)
+
+
+def filled(row: dict, length: int, terminator: int) -> dict:
+    """A row with terminators after it, up to `length`."""
+    missing = max(0, length - len(row["input_ids"]))
+    row = {**row, "input_ids": [*row["input_ids"], *[terminator] * missing]}
+    if "token_type_ids" in row:
+        row["token_type_ids"] = [*row["token_type_ids"], *[row["token_type_ids"][-1]] * missing]
+    return row
 
 
 def without_padding(row: dict) -> dict:

@@ -11,7 +11,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..data.collators import without_padding
+from ..data.collators import filled, without_padding
 from ..data.packing import pack_ids
 from ..data.special_tokens import maskable_tokens, start_id, terminator_id
 from ..noising import row_key
@@ -29,6 +29,12 @@ class Corpus(NamedTuple):
     blank_texts: int
     split_texts: int  # longer than a row, and so in several
     packing: bool | None
+
+    def filled(self, length: int, tokenizer: PreTrainedTokenizerBase) -> "Corpus":
+        """The rows with terminators after them, up to `length`, which count as no tokens of the corpus."""
+        if terminator_id(tokenizer) is None:
+            raise ValueError("`fill_rows` needs a tokenizer with an end-of-text token.")
+        return self._replace(rows=[filled(row, length, terminator_id(tokenizer)) for row in self.rows])
 
     @property
     def keys(self) -> list[tuple[int, int]]:

@@ -87,8 +87,9 @@ def plot_curve(rows: list[dict], path: Path):
     for axes, (x, y, x_label, y_label, points) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         axes.plot([point[x] for point in points], [point[y] for point in points], "o-")
         for point in points:
-            axes.annotate(f"{point['value']:g}", (point[x], point[y]), (5, 5), textcoords="offset points")
+            axes.annotate(f"{point['value']:g}", (point[x], point[y]), (7, -11), textcoords="offset points")
         axes.set(xlabel=x_label, ylabel=y_label)
+        axes.margins(0.12)
         axes.grid(alpha=0.3)
     figure.suptitle(rows[0]["parameter"].replace("_", " "))
     temporary = path.with_name(f".{path.name}")

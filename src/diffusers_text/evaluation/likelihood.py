@@ -43,7 +43,7 @@ class LikelihoodBound:
         standard_error (`float`): of `nats_per_token`, by the noise that was drawn; the corpus is taken as it is.
         tokens, rows (`int`), words, texts (`int`, *optional*): what the figures are over.
         split_texts, blank_texts (`int`): texts cut into several rows, and passed over.
-        packing (`bool`, *optional*), max_length (`int`): how texts were made rows.
+        packing (`bool`, *optional*), fill_rows (`bool`), max_length (`int`): how texts were made rows.
         lower_case (`bool`): whether the tokenizer takes upper and lower case for the same.
         estimator (`str`), num_draws (`int`), time_epsilon (`float`): how it was estimated, see [`likelihood_bound`].
         num_inference_steps (`int`, *optional*): T of the bound in steps; None in continuous time.
@@ -63,6 +63,7 @@ class LikelihoodBound:
     split_texts: int
     blank_texts: int
     packing: bool | None
+    fill_rows: bool
     max_length: int
     lower_case: bool
     estimator: str
@@ -95,6 +96,7 @@ def likelihood_bound(
     text_column: str = "text",
     packing: bool = True,
     long_texts: str = "split",
+    fill_rows: bool = False,
     num_inference_steps: int | None = None,
     estimator: str | None = None,
     num_draws: int = 8,
@@ -122,6 +124,9 @@ def likelihood_bound(
         packing (`bool`, defaults to `True`): cut the joined texts into rows, or keep a text a row.
         long_texts (`str`, defaults to `"split"`):
             Without packing, whether a text over `max_length` is split into rows or is an error (`"error"`).
+        fill_rows (`bool`, defaults to `False`):
+            Fill rows up to `max_length` with end-of-text tokens, for a model that was trained on such rows. Their nats
+            belong to the text, which ends there and nowhere else; its tokens are counted without them.
         num_inference_steps (`int`, *optional*): T of the bound in steps, continuous time by default.
         estimator (`str`, *optional*):
             `"count"` draws how many tokens of a row are masked, `"nonempty"` a time and noise that masks something,
@@ -167,6 +172,8 @@ def likelihood_bound(
     state = PartialState()
     progress_bar = pipe.progress_bar if state.is_main_process else partial(tqdm, disable=True)
     corpus = encode_corpus(dataset, pipe.tokenizer, max_length, text_column, packing, long_texts, progress_bar)
+    if fill_rows:
+        corpus = corpus.filled(max_length, pipe.tokenizer)
     settings = {"estimator": estimator, "num_steps": num_inference_steps, "time_epsilon": time_epsilon}
     nats = np.empty((len(corpus.rows), 0))
     while nats.shape[1] < num_draws * (1 if standard_error is None else MAX_BLOCKS):
@@ -197,6 +204,7 @@ def likelihood_bound(
         split_texts=corpus.split_texts,
         blank_texts=corpus.blank_texts,
         packing=corpus.packing,
+        fill_rows=fill_rows,
         max_length=max_length,
         lower_case=is_lower_case(pipe.tokenizer),
         estimator=estimator,
