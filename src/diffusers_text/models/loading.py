@@ -18,7 +18,7 @@ def load_denoiser(
         time_conditioning (`str`, defaults to `"none"`):
             `"none"`, `"layerwise"` or `"prefix"`, see [`DiffusionBertConfig`]; the latter two for BERT only.
         from_scratch (`bool`, defaults to `False`): random weights for the checkpoint's config.
-        kwargs: as in [`~transformers.PreTrainedModel.from_pretrained`].
+        kwargs: as in [`~transformers.PreTrainedModel.from_pretrained`], values for the config among them.
 
     Raises:
         ValueError: time conditioning that the architecture does not have, or that is not the checkpoint's own.
@@ -46,10 +46,12 @@ def load_denoiser(
             f"`time_conditioning` is {time_conditioning!r}, but the checkpoint was trained with"
             f" {config.time_conditioning!r}."
         )
-    config.time_conditioning = time_conditioning
     if from_scratch:
+        config.time_conditioning = time_conditioning
         return DiffusionBertForMaskedDiffusion(config)
-    return DiffusionBertForMaskedDiffusion.from_pretrained(pretrained_model_name_or_path, config=config, **kwargs)
+    return DiffusionBertForMaskedDiffusion.from_pretrained(
+        pretrained_model_name_or_path, time_conditioning=time_conditioning, **kwargs
+    )
 
 
 __all__ = ["load_denoiser"]

