@@ -128,11 +128,13 @@ def train_once(args: StudyArguments, data: Data, name: str, seed: int, **setting
     pipe = TextDiffusionPipeline.from_pretrained(folder).to(trainer.args.device)
     pipe.set_progress_bar_config(disable=True)
     bound = likelihood_bound(pipe, data.held_out, batch_size=64)
+    # A training that goes on measures its first step again.
+    curve = {log["step"]: log["eval_bound"] for log in trainer.state.log_history if "eval_bound" in log}
     record = {
         "name": name,
         "seed": seed,
         "settings": settings_of_run,
-        "curve": [[log["step"], log["eval_bound"]] for log in trainer.state.log_history if "eval_bound" in log],
+        "curve": [*curve.items()],
         "bound": bound.nats_per_token,
         "standard_error": bound.standard_error,
         "tokens": bound.tokens,

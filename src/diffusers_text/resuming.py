@@ -35,8 +35,8 @@ def read_parts(path: str, settings: dict) -> list[dict]:
             continue
         found = json.loads(lines[0])
         if found != settings:
-            differing = [name for name in settings if found.get(name) != settings[name]]
-            values = ", ".join(f"`{name}` ({found.get(name)!r}, now {settings[name]!r})" for name in differing)
+            differing = [name for name in {**found, **settings} if found.get(name) != settings.get(name)]
+            values = ", ".join(f"`{name}` ({found.get(name)!r}, now {settings.get(name)!r})" for name in differing)
             raise ValueError(
                 f"{str(path)!r} has unfinished parts of a command with other {values}. Finish that one first, choose"
                 f" another file, or delete {path}.part-*"
@@ -66,8 +66,13 @@ def remove_parts(path: str):
 
 
 def fingerprint(pipe) -> str:
-    """A hash of the weights and the scheduler's settings, which another model under the same name does not have."""
+    """A hash of all that a pipeline's texts and figures depend on, which another under the same name does not have."""
+    model, tokenizer = pipe.model, pipe.tokenizer
+    config = {name: value for name, value in model.config.to_dict().items() if name not in ("_name_or_path", "dtype")}
+    words = [type(model).__name__, config, sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map]
     digest = hashlib.sha256(pipe.scheduler.to_json_string().encode())
-    for parameter in pipe.model.parameters():
-        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy())
+    digest.update(json.dumps(words, sort_keys=True, default=str).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]

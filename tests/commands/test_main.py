@@ -25,6 +25,7 @@ from diffusers_text.commands.main import app
 from diffusers_text.evaluation.generation import generate_texts
 from diffusers_text.evaluation.quality import rouge_l
 from diffusers_text.evaluation.zero_shot import table
+from diffusers_text.resuming import fingerprint
 
 ROUGE = Path(__file__).parents[1] / "rouge"
 
@@ -68,7 +69,9 @@ def test_evaluate_writes_the_bound_of_a_corpus_with_all_it_depends_on(run, folde
     found = json.loads((folder / "out" / "bound.json").read_text())
     texts = (folder / "texts.txt").read_text().splitlines()
     expected = likelihood_bound(TextDiffusionPipeline.from_pretrained(folder / "pipe"), texts, corpus_name="texts.txt")
-    assert found == {"pipeline": "pipe", "bound": expected.to_dict()}
+    corpus = {"dataset": "texts.txt", "config_name": None, "split": "test", "text_column": "text"}
+    corpus |= {"limit": None, "detokenize": None}
+    assert found == {"pipeline": "pipe", "corpus": corpus, "bound": expected.to_dict()}
     assert {
         "nats_per_token",
         "standard_error",
@@ -122,11 +125,14 @@ def test_evaluate_pairs_gives_the_bound_of_targets_and_compares_texts_with_them(
     pipe = TextDiffusionPipeline.from_pretrained(folder / "of-pairs")
     pairs = Dataset.from_dict({"source": ["a b", "c", "b b a c"], "target": ["b a", "c c a", "a"]})
     expected = likelihood_bound(pipe, prepare_pairs(pairs, pipe.tokenizer, 32), corpus_name="pairs.jsonl")
-    assert found["bound"] == expected.to_dict() | {"left_out": 2}
+    assert found["bound"] == expected.to_dict()
+    assert found["corpus"]["left_out"] == 2
     assert found["bound"]["tokens"] == 2 + 3 + 1 + 3  # the targets' words and terminators
     texts = generate_texts(pipe, 4, sources=["a b", "c"])
     metrics = generation_metrics(texts, ["b a", "c c a"], texts_per_prompt=4)
     assert found["generation"].pop("rouge_l") == pytest.approx(rouge_l(texts, ["b a"] * 4 + ["c c a"] * 4, str(ROUGE)))
+    sampling = found["generation"].pop("sampling")
+    assert (sampling["scheduler"], sampling["gen_length"], sampling["seed"]) == ("AbsorbingStateScheduler", 6, 0)
     assert found["generation"] == metrics
     assert "ROUGE-L" in result.output
 
@@ -161,13 +167,22 @@ def test_curve_measures_each_value_and_goes_on_where_it_was(run, folder):
     assert [row["value"] for row in found["rows"]] == [0.3, 1.0]
     assert found["rows"][0]["entropy"] < found["rows"][1]["entropy"]
     assert (folder / "curve" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    kept = {path: path.read_bytes() for path in (folder / "curve").glob("temperature-*.part-*")}
-    assert len(kept) == 2
-    torn = min(kept)
-    torn.write_bytes(b"\n".join(kept[torn].split(b"\n")[:3]) + b"\n")  # the header and two texts
+    assert found["sampling"]["gen_length"] == 4
+    texts = [
+        json.loads(line)["text"] for line in (folder / "curve" / "temperature-0.3.jsonl").read_text().split("\n")[:-1]
+    ]
+    pipe = TextDiffusionPipeline.from_pretrained(folder / "pipe")
+    assert texts == generate_texts(pipe, 5, gen_length=4, temperature=0.3)
+    assert not list((folder / "curve").glob("*.part-*"))
+    # An interrupted one goes on: of the first value two texts were written, of the second none.
+    part = {"number": 1, "text": texts[1]}, {"number": 0, "text": texts[0]}
+    settings = {"seed": 0, "gen_length": 4, "temperature": 0.3, "pipeline": fingerprint(pipe)}
+    lines = "".join(json.dumps(line) + "\n" for line in (settings, *part))
+    (folder / "curve" / "temperature-0.3.part-1").write_text(lines)
     result = run(*command)
     assert result.exit_code == 0, result.output
     assert json.loads((folder / "curve" / "curve.json").read_text()) == found
+    assert not list((folder / "curve").glob("*.part-*"))
 
 
 @pytest.mark.parametrize("parameter", ["top_k", "num_inference_steps"])
@@ -205,7 +220,7 @@ def test_curve_varies_whole_numbers(run, folder, parameter):
         (["evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl"], "has no column 'source', it has"),
         (
             ["evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, "--num-sources", "1"],
-            "`--num-sources` times `--texts-per-source` must be at least 2",
+            "There must be two texts at least, to be compared, got 1",
         ),
         (["evaluate-pairs", "of-pairs", "--dataset", "pairs.jsonl", *COLUMNS, "--fill-rows"], "`--max-length`"),
         (
@@ -215,7 +230,21 @@ def test_curve_varies_whole_numbers(run, folder, parameter):
             ],
             "nowhere",
         ),
-        (["zero-shot", "pipe", "--dataset", "texts.txt"], "`--dataset` must be NAME=FILE or NAME=ID"),
+        (["zero-shot", "pipe", "--dataset", "texts.txt"], "`--dataset` must be NAME=FILE[#COLUMN] or NAME=ID"),
+        (["zero-shot", "pipe", "--dataset", "x=texts.txt:plain"], "`--dataset` must be NAME=FILE[#COLUMN] or NAME=ID"),
+        (
+            ["zero-shot", "pipe", "--dataset", "x=texts.txt", "--dataset", "x=texts.jsonl#prose"],
+            "a name for each corpus, got ['x', 'x']",
+        ),
+        (["evaluate", "pipe", "--dataset", "texts.txt", "--judge", "judge"], "needs `--num-texts`"),
+        (["evaluate", "pipe", "--dataset", "texts.txt", "--num-texts", "1"], "two texts at least"),
+        (["evaluate", "pipe", "--dataset", "texts.txt", "--num-texts", "2", "--gen-length", "0"], "`gen_length`"),
+        (["evaluate", "pipe", "--dataset", "texts.txt", "--json", "pipe"], "`--json` must be a file"),
+        (["evaluate", "pipe", "--dataset", "texts.txt", "--long-texts", "error"], "goes with `packing=False`"),
+        (
+            ["curve", "pipe", "--dataset", "texts.txt", "--output-dir", "never", "--values", "1,-1"],
+            "`temperature`",
+        ),
         (
             ["curve", "pipe", "--dataset", "texts.txt", "--output-dir", "x", "--parameter", "seed"],
             "`--parameter` must",
@@ -228,6 +257,7 @@ def test_wrong_input_is_named(run, folder, arguments, message):
     (folder / "blank.txt").write_text("\n \n")
     result = run(*arguments)
     assert result.exit_code != 0
+    assert not (folder / "never").exists()
     assert message in str(result.exception)
     assert isinstance(result.exception, (ValueError, OSError))
 
@@ -258,10 +288,8 @@ def test_a_killed_curve_goes_on_where_it_was(folder):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "curve.json").exists()
-    kept = {path: path.read_bytes() for path in killed.glob("*.part-*")}
-    written = sum(part.count(b"\n") for path, part in kept.items() if "1.0.part" in path.name) - 1
+    written = sum(part.read_bytes().count(b"\n") for part in killed.glob("temperature-1.0.part-*")) - 1
     again = subprocess.run([*command, killed], cwd=folder, env=environment, check=True, capture_output=True, text=True)
     assert f"/{120 - written} [" in again.stderr  # the bar of what was left
-    assert all(path.read_bytes() == part for path, part in kept.items())
     assert (killed / "curve.json").read_text() == (whole / "curve.json").read_text()
     assert (killed / "curve.png").read_bytes() == (whole / "curve.png").read_bytes()

@@ -1,18 +1,20 @@
 """From a corpus to rows: every token once, every text counted, and a key of its own for each row's noise."""
 
 import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from toys import CLS, PAD, SEP, toy_tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diffusers_text import maskable_tokens
 from diffusers_text.evaluation.corpus import TEXTS_AT_ONCE, Corpus, encode_corpus
@@ -288,7 +290,10 @@ def test_keys_are_the_same_however_the_ids_are_kept(tokenizer):
         (["a"], {"long_texts": "cut"}, "`long_texts` must be 'split' or 'error', got 'cut'"),
         ([], {}, "The corpus has no text: 0 texts, 0 of them blank"),
         (["", "\n"], {}, "The corpus has no text: 2 texts, 2 of them blank"),
-        (["a", None], {}, "Text 1 is no text, but None"),
+        (["a", 1], {}, "Text 1 is no text, but 1"),
+        ([None, " "], {}, "The corpus has no text: 2 texts, 2 of them blank"),
+        ({"train": ["a"], "test": ["b"]}, {}, "one split of a dataset, got ['test', 'train']"),
+        (DatasetDict(test=Dataset.from_dict({"text": ["a"]})), {}, "one split of a dataset, got ['test']"),
         ([{"text": "a"}], {}, "Text 0 is no text, but {'text': 'a'}"),
         (["a"] * 1500 + [7], {}, "Text 1500 is no text, but 7"),
         (
@@ -299,7 +304,7 @@ def test_keys_are_the_same_however_the_ids_are_kept(tokenizer):
         ),
         (Dataset.from_dict({"prose": ["a"], "number": [1]}), {}, "has no column 'text', it has ['number', 'prose']"),
         (Dataset.from_dict({"text": ["a"]}), {"text_column": "prose"}, "has no column 'prose', it has ['text']"),
-        (Dataset.from_dict({"text": ["a", None]}), {}, "Text 1 is no text, but None"),
+        (Dataset.from_dict({"text": [1, 2]}), {}, "Text 0 is no text, but 1"),
         (Dataset.from_dict({"input_ids": []}), {}, "The corpus has no rows"),
         (Dataset.from_dict({"input_ids": [[2, 5, 3], [2] * 9]}), {}, "Row 1 has 9 tokens, over `max_length` 8"),
         (Dataset.from_dict({"input_ids": [[2, 0, 0], [2]]}), {}, "The corpus has no token that can be noised"),
@@ -310,5 +315,21 @@ def test_what_is_wrong_with_a_corpus_is_said(texts, kwargs, message, tokenizer):
         encode_corpus(texts, tokenizer, **{"max_length": 8, **kwargs})
 
 
-def test_packed_texts_are_never_too_long(tokenizer):
-    assert len(encode_corpus(["a b c a b c"], tokenizer, 4, long_texts="error").rows) == 3
+def test_packed_texts_are_cut_wherever_a_row_ends(tokenizer):
+    corpus = encode_corpus(["a b c a b c"], tokenizer, 4)
+    assert (len(corpus.rows), corpus.split_texts) == (3, 0)
+    with pytest.raises(ValueError, match="`long_texts='error'` goes with `packing=False`"):
+        encode_corpus(["a b c a b c"], tokenizer, 4, long_texts="error")
+
+
+def test_nulls_are_blank_texts(tokenizer):
+    corpus = encode_corpus(Dataset.from_dict({"text": ["a b", None, "c", ""]}), tokenizer, 8)
+    assert (corpus.texts, corpus.blank_texts, corpus.words) == (2, 2, 3)
+
+
+def test_what_reads_like_a_special_token_is_scored():
+    """Text in which nobody has masked, ended or padded anything."""
+    real_tokenizer = AutoTokenizer.from_pretrained(Path(find_spec("cognition").submodule_search_locations[0], "model"))
+    corpus = encode_corpus(["a [MASK] b [SEP] c [PAD]"], real_tokenizer, 32)
+    assert corpus.tokens == 3 + 3 * 3 + 1
+    assert not set(corpus.rows[0]["input_ids"][1:-1].tolist()) & set(real_tokenizer.all_special_ids)

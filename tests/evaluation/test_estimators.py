@@ -181,3 +181,19 @@ def test_the_estimator_is_checked_and_chosen():
             choose_estimator(scheduler, "count", steps)
     with pytest.raises(ValueError, match=r"`estimator` must be one of \['count', 'nonempty', 'independent'\]"):
         choose_estimator(linear, "counts", None)
+
+
+def test_draws_of_independent_masks_know_nothing_of_each_other():
+    """Those of the other estimators are opposite in pairs."""
+    scheduler, sample = scheduler_of(), torch.tensor([[CLS, 5, 6, 7, SEP]])
+    times = {
+        estimator: [
+            evaluation_noise(scheduler, sample, sample > CLS, [(0, 0)], draw, estimator).timesteps.item()
+            for draw in range(40)
+        ]
+        for estimator in ("nonempty", "independent")
+    }
+    pairs = {estimator: np.array(values).reshape(-1, 2) for estimator, values in times.items()}
+    assert len(set(times["independent"])) == 40
+    assert np.corrcoef(pairs["nonempty"].T)[0, 1] < -0.5
+    assert abs(np.corrcoef(pairs["independent"].T)[0, 1]) < 0.5

@@ -30,6 +30,7 @@ from diffusers_text import (
     token_settings,
 )
 from diffusers_text.evaluation.likelihood import is_lower_case
+from diffusers_text.resuming import read_parts, remove_parts
 
 
 def pipe_of(schedule="linear", counts=COUNTS, **kwargs):
@@ -187,7 +188,8 @@ def test_whether_case_counts_is_said():
         ({"time_epsilon": 1.0, "estimator": "independent"}, r"`time_epsilon` must lie in \[0, 1\)"),
         ({"long_texts": "cut"}, "`long_texts` must be 'split' or 'error'"),
         ({"dataset": []}, "The corpus has no text: 0 texts, 0 of them blank"),
-        ({"dataset": ["a", None]}, "Text 1 is no text, but None"),
+        ({"dataset": ["a", 1]}, "Text 1 is no text, but 1"),
+        ({"max_length": "16"}, "`max_length` must be an integer >= 1, got '16'"),
         ({"dataset": Dataset.from_dict({"prose": ["a"]})}, r"no column 'text', it has \['prose'\]"),
     ],
 )
@@ -295,13 +297,7 @@ def test_numbers_of_rows_add_up(tmp_path):
     pipe.model.forward = lambda *args, **kwargs: calls.append(1) or logits_at(*args, **kwargs)
     expected = likelihood_bound(pipe, texts, batch_size=1, num_draws=4)
     whole = len(calls)
-    import diffusers_text.evaluation.likelihood as likelihood
-
-    removed, likelihood.remove_parts = likelihood.remove_parts, lambda path: None  # as if it had died just before
-    try:
-        likelihood_bound(pipe, texts, batch_size=1, num_draws=4, resume_file=str(resume))
-    finally:
-        likelihood.remove_parts = removed
+    likelihood_bound(pipe, texts, batch_size=1, num_draws=4, resume_file=str(resume))
     (part,) = tmp_path.glob("out.part-*")
     part.write_bytes(part.read_bytes()[:-5])
     calls.clear()
@@ -309,7 +305,37 @@ def test_numbers_of_rows_add_up(tmp_path):
     assert len(calls) == 4  # of one row
     assert whole == 4 * expected.rows
     assert found == expected
+    remove_parts(str(resume))
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_a_model_that_differs_in_anything_is_another(tmp_path):
+    """Same weights, with other heads, and the same with other words: neither is taken for the first."""
+    pipe, resume = pipe_of(), str(tmp_path / "out")
+    likelihood_bound(pipe, ["a b"], resume_file=resume)
+    heads = pipe_of(num_attention_heads=4)
+    heads.model.load_state_dict(pipe.model.state_dict())
+    words = TextDiffusionPipeline(pipe.model, toy_tokenizer(["b", "a", "c"]), pipe.scheduler)
+    for other in (heads, words):
+        with pytest.raises(ValueError, match=r"unfinished parts of a command with other .*`pipeline`"):
+            likelihood_bound(other, ["a b"], resume_file=resume)
+
+
+def test_settings_that_are_gone_are_named_as_well(tmp_path):
+    part = tmp_path / "out.part-0"
+    part.write_text('{"seed": 0, "gen_length": 5}\n')
+    with pytest.raises(ValueError, match=r"other `gen_length` \(5, now None\)"):
+        read_parts(str(tmp_path / "out"), {"seed": 0})
+
+
+def test_schedules_say_their_settings():
+    scheduler = AbsorbingStateScheduler(**token_settings(toy_tokenizer()), schedule="polynomial", power=6.0)
+    pipe = TextDiffusionPipeline(toy_model(), toy_tokenizer(), scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    assert likelihood_bound(pipe, ["a b"], max_length=8).schedule_settings == {"power": 6.0}
+    assert likelihood_bound(pipe_of(), ["a b"]).schedule_settings == {}
+    found = likelihood_bound(pipe_of("spindle"), ["a b"]).schedule_settings
+    assert found == {"spindle_lambda": 0.3, "spindle_information": "surprisal", "spindle_mean": "corpus", "tilt": True}
 
 
 def test_rows_that_occur_twice_have_noise_of_their_own():

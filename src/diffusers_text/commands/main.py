@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from accelerate.utils import parse_flag_from_env
 from diffusers.utils.logging import disable_progress_bar
 from transformers.utils import logging
 
-from ..data.loading import load_rows, load_texts
+from ..data.loading import READERS, load_rows, load_texts
 from ..data.preparation import prepare_pairs
 from ..evaluation.curve import PARAMETERS, quality_curve, save_curve
 from ..evaluation.detokenizers import RULES, detokenizer
@@ -20,7 +21,7 @@ from ..evaluation.generation import generate_texts
 from ..evaluation.judge import load_judge
 from ..evaluation.likelihood import likelihood_bound
 from ..evaluation.quality import generation_metrics, generative_perplexity, rouge_l, spelled_by
-from ..evaluation.zero_shot import PUBLISHED, table
+from ..evaluation.zero_shot import CORPORA, PUBLISHED, table
 from ..files import write_text
 from ..models.sparse_head import max_sequence_length
 from ..pipelines.pipeline_text_diffusion import TextDiffusionPipeline
@@ -92,12 +93,16 @@ def evaluate(
     The likelihood bound of a corpus, and measures of generated texts. The same command, started again after an
     interruption, goes on where it was, if --json is given.
     """
-    state = start_processes()
+    state = start_processes(json_file)
+    if judge is not None and not num_texts:
+        raise ValueError("`--judge` judges generated texts: it needs `--num-texts`.")
     texts = read_corpus(dataset, config_name, split, text_column, limit, detokenize)
     pipe = load_pipeline(pipeline, schedule)
-    if num_texts and judge is not None:
-        model, tokenizer = load_judge(judge, judge_gguf_file)
-    resume = None if json_file is None else str(json_file)
+    if num_texts:
+        call_args = checked_call(pipe, num_texts, gen_length)
+        loaded_judge = None if judge is None else load_judge(judge, judge_gguf_file)
+    corpus = {"dataset": dataset, "config_name": config_name, "split": split, "text_column": text_column}
+    figures = {"pipeline": pipeline, "corpus": {**corpus, "limit": limit, "detokenize": detokenize}}
     bound = likelihood_bound(
         pipe,
         texts,
@@ -112,24 +117,28 @@ def evaluate(
         time_epsilon=time_epsilon,
         batch_size=batch_size,
         corpus_name=dataset,
-        resume_file=resume and f"{resume}.bound",
+        resume_file=json_file and f"{json_file}.bound",
     )
-    figures = {"pipeline": pipeline, "bound": bound.to_dict()}
+    figures["bound"] = bound.to_dict()
     say(state, f"bound: {bound}")
     if num_texts:
-        call_args = {} if gen_length is None else {"gen_length": gen_length}
-        resume = resume and f"{resume}.texts"
-        generated = generate_texts(pipe, num_texts, batch_size=batch_size, seed=seed, resume_file=resume, **call_args)
-        references = spelled_by(pipe.tokenizer, [text for text in texts if text.strip()][:num_texts])
-        figures["generation"] = generation_metrics(generated, references)
-        if judge is not None:
-            model.to(pipe.device)
-            judged = generative_perplexity(generated, model, tokenizer, progress_bar=bars(state, pipe))
-            figures["generation"]["judge"] = {"model": judge} | judged
-        say(state, describe_generation(figures["generation"]))
-    finish(state, json_file, figures)
-    if resume and state.is_main_process:
-        remove_parts(resume)
+        generated = generate_texts(
+            pipe,
+            num_texts,
+            batch_size=batch_size,
+            seed=seed,
+            resume_file=json_file and f"{json_file}.texts",
+            **call_args,
+        )
+        if state.is_main_process:
+            references = spelled_by(pipe.tokenizer, [text for text in texts if text and text.strip()][:num_texts])
+            figures["generation"] = generation_metrics(generated, references) | sampling_of(pipe, seed, call_args)
+            if judge is not None:
+                loaded_judge[0].to(pipe.device)
+                judged = generative_perplexity(generated, *loaded_judge, progress_bar=pipe.progress_bar)
+                figures["generation"]["judge"] = {"model": judge} | judged
+            print(describe_generation(figures["generation"]), flush=True)
+    finish(state, json_file, figures, ["bound", "texts"])
 
 
 @app.command()
@@ -156,21 +165,22 @@ def evaluate_pairs(
     The bound of targets given their sources, and how texts for sources compare with the targets: ROUGE-L, and the
     measures of `evaluate`. Goes on where it was interrupted, if --json is given.
     """
-    from evaluate import load as load_metric  # takes a second, and nothing else needs it
-
-    state = start_processes()
-    if num_sources and num_sources * texts_per_source < 2:
-        raise ValueError("`--num-sources` times `--texts-per-source` must be at least 2, to compare texts.")
+    state = start_processes(json_file)
     if fill_rows and max_length is None:
         raise ValueError("`--fill-rows` needs `--max-length`, the length of rows in training.")
     pipe = load_pipeline(pipeline, None)
+    length = max_sequence_length(pipe.model) if max_length is None else max_length
     with state.main_process_first():  # the others find what it has cached
         pairs = load_rows(dataset, config_name, split, [source_column, target_column])
-        pairs = pairs.select(range(min(limit or len(pairs), len(pairs))))
-        length = max_length or max_sequence_length(pipe.model)
+        pairs = pairs if limit is None else pairs.select(range(min(limit, len(pairs))))
         rows = prepare_pairs(pairs, pipe.tokenizer, length, source_column, target_column)
-        metric = load_metric(rouge) if num_sources else None
-    resume = None if json_file is None else str(json_file)
+    if num_sources:
+        sources, targets = first_pairs(pipe, pairs, source_column, target_column, length, num_sources)
+        call_args = checked_call(pipe, len(sources) * texts_per_source, gen_length, sources)
+        metric = load_rouge(rouge)
+    corpus = {"dataset": dataset, "config_name": config_name, "split": split, "limit": limit}
+    corpus |= {"source_column": source_column, "target_column": target_column, "left_out": len(pairs) - len(rows)}
+    figures = {"pipeline": pipeline, "corpus": corpus}
     bound = likelihood_bound(
         pipe,
         rows,
@@ -179,32 +189,26 @@ def evaluate_pairs(
         num_draws=num_draws,
         batch_size=batch_size,
         corpus_name=dataset,
-        resume_file=resume and f"{resume}.bound",
+        resume_file=json_file and f"{json_file}.bound",
     )
-    figures = {"pipeline": pipeline, "bound": bound.to_dict() | {"left_out": len(pairs) - len(rows)}}
+    figures["bound"] = bound.to_dict()
     say(state, f"bound: {bound}")
     if num_sources:
-        kept = [(row[source_column], row[target_column]) for row in pairs]
-        kept = [pair for pair in kept if all(part and part.strip() for part in pair)][:num_sources]
-        sources, targets = [source for source, _ in kept], spelled_by(pipe.tokenizer, [target for _, target in kept])
-        call_args = {} if gen_length is None else {"gen_length": gen_length}
-        resume = resume and f"{resume}.texts"
-        texts = generate_texts(
+        generated = generate_texts(
             pipe,
             texts_per_source,
             sources=sources,
             batch_size=batch_size,
             seed=seed,
-            resume_file=resume,
+            resume_file=json_file and f"{json_file}.texts",
             **call_args,
         )
-        figures["generation"] = generation_metrics(texts, targets, texts_per_source)
-        wanted = [target for target in targets for _ in range(texts_per_source)]
-        figures["generation"]["rouge_l"] = rouge_l(texts, wanted, metric)
-        say(state, f"ROUGE-L {figures['generation']['rouge_l']:.4f}, {describe_generation(figures['generation'])}")
-    finish(state, json_file, figures)
-    if resume and state.is_main_process:
-        remove_parts(resume)
+        if state.is_main_process:
+            found = generation_metrics(generated, targets, texts_per_source) | sampling_of(pipe, seed, call_args)
+            found["rouge_l"] = rouge_l(generated, [t for t in targets for _ in range(texts_per_source)], metric)
+            figures["generation"] = found
+            print(f"ROUGE-L {found['rouge_l']:.4f}, {describe_generation(found)}", flush=True)
+    finish(state, json_file, figures, ["bound", "texts"])
 
 
 @app.command()
@@ -212,9 +216,10 @@ def zero_shot(
     pipeline: Pipeline,
     dataset: Annotated[
         list[str],
-        typer.Option(help="NAME=FILE or NAME=ID[:CONFIG[:SPLIT]], several times; known names are detokenized."),
+        typer.Option(
+            help="NAME=FILE[#COLUMN] or NAME=ID[:CONFIG[:SPLIT]][#COLUMN], several times; known names are detokenized."
+        ),
     ],
-    text_column: TextColumn = "text",
     limit: Limit = None,
     max_length: MaxLength = None,
     schedule: Schedule = None,
@@ -224,14 +229,22 @@ def zero_shot(
 ):
     """
     The bound of one pipeline on several corpora, laid out as in MDLM's table, with the published rows beside it. These
-    are of other models, trained on other texts, and tokens of theirs are no tokens of yours.
+    are of other models, trained on other texts, and tokens of theirs are no tokens of yours. Goes on where it was
+    interrupted, if --json is given.
     """
-    state = start_processes()
+    state = start_processes(json_file)
+    specs = [parse_corpus(spec) for spec in dataset]
+    names = [spec["name"] for spec in specs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"`--dataset` must have a name for each corpus, got {names}.")
+    corpora = {}
+    for spec in specs:
+        name, where = spec["name"], [spec[key] for key in ("dataset", "config_name", "split", "text_column")]
+        spec["detokenize"] = name if name in RULES else None
+        corpora[name] = read_corpus(*where, limit, spec["detokenize"])
     pipe = load_pipeline(pipeline, schedule)
-    corpora = [parse_corpus(spec) for spec in dataset]
     bounds = {}
-    for name, source, config_name, split in corpora:
-        texts = read_corpus(source, config_name, split, text_column, limit, name if name in RULES else None)
+    for name, texts in corpora.items():
         bound = likelihood_bound(
             pipe,
             texts,
@@ -239,12 +252,14 @@ def zero_shot(
             num_draws=num_draws,
             batch_size=batch_size,
             corpus_name=name,
-            resume_file=None if json_file is None else f"{json_file}.{name}",
+            resume_file=json_file and f"{json_file}.{name}",
         )
         say(state, f"{name}: {bound}")
         bounds[name] = bound.to_dict()
     say(state, "\n" + table(pipeline, bounds))
-    finish(state, json_file, {"pipeline": pipeline, "bounds": bounds, "published": PUBLISHED})
+    published = {model: dict(zip(CORPORA, values)) for model, values in PUBLISHED.items()}
+    figures = {"pipeline": pipeline, "corpora": [spec | {"limit": limit} for spec in specs], "bounds": bounds}
+    finish(state, json_file, figures | {"published_perplexity_per_token": published}, names)
 
 
 @app.command()
@@ -268,15 +283,18 @@ def curve(
     Quality against diversity: texts at several temperatures (or top-k, top-p, numbers of steps), their BLEU against
     self-BLEU, and their perplexity under a judge against their entropy. Goes on where it was interrupted.
     """
-    state = start_processes()
+    state = start_processes(output_dir / "curve.json")
     texts = read_corpus(dataset, config_name, split, text_column, None, None)
     pipe = load_pipeline(pipeline, None)
-    references = spelled_by(pipe.tokenizer, [text for text in texts if text.strip()][:num_texts])
+    all_values = parse_values(parameter, values)
+    for value in all_values:
+        call_args = checked_call(pipe, num_texts, gen_length, **{parameter: value})
+    references = spelled_by(pipe.tokenizer, [text for text in texts if text and text.strip()][:num_texts])
     rows = quality_curve(
         pipe,
         references,
         parameter,
-        parse_values(parameter, values),
+        all_values,
         num_texts=num_texts,
         gen_length=gen_length,
         batch_size=batch_size,
@@ -285,15 +303,24 @@ def curve(
         output_dir=output_dir,
     )
     if state.is_main_process:
-        settings = {"pipeline": pipeline, "dataset": dataset, "judge": judge, "num_texts": num_texts, "seed": seed}
+        del call_args[parameter]
+        corpus = {"dataset": dataset, "config_name": config_name, "split": split, "text_column": text_column}
+        settings = {"pipeline": pipeline, "corpus": corpus, "judge": judge, **sampling_of(pipe, seed, call_args)}
         save_curve(output_dir, parameter, rows, settings)
+        for value in all_values:
+            remove_parts(str(output_dir / f"{parameter}-{value}"))
+    state.wait_for_everyone()
     say(state, f"{output_dir}/curve.json, {output_dir}/curve.png")
 
 
-def start_processes() -> PartialState:
-    """The processes that this one is of; alone unless accelerate started it."""
-    # accelerate sees several processes without an accelerator only when told to use the CPU.
-    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
+def start_processes(output_file: Path | None) -> PartialState:
+    """The processes that this one is of, alone unless accelerate started it; raises where nothing can be written."""
+    if output_file is not None and output_file.is_dir():
+        raise ValueError(f"`--json` must be a file, got the folder {str(output_file)!r}.")
+    # accelerate sees several processes without an accelerator only when told to use the CPU. What one is done with may
+    # take others long.
+    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
 
 
 def load_pipeline(pipeline: str, schedule: str | None) -> TextDiffusionPipeline:
@@ -316,14 +343,62 @@ def read_corpus(dataset, config_name, split, text_column, limit, detokenize) -> 
     return [undo(text) if isinstance(text, str) else text for text in texts[:limit]]
 
 
-def parse_corpus(spec: str) -> tuple[str, str, str | None, str]:
-    """Name, source, configuration and split out of `NAME=SOURCE[:CONFIG[:SPLIT]]`."""
-    name, separator, source = spec.partition("=")
-    if not separator or not name or not source:
-        raise ValueError(f"`--dataset` must be NAME=FILE or NAME=ID[:CONFIG[:SPLIT]], got {spec!r}.")
-    source, *rest = source.split(":")
-    config_name, split = [*rest, None, None][:2]
-    return name, source, config_name or None, split or "test"
+def parse_corpus(spec: str) -> dict:
+    """Name, dataset, configuration, split and column out of `NAME=SOURCE[:CONFIG[:SPLIT]][#COLUMN]`."""
+    name, _, rest = spec.partition("=")
+    source, _, column = rest.partition("#")
+    dataset, *details = source.split(":", 2)
+    if not name or not dataset or (details and Path(dataset).suffix in READERS):
+        raise ValueError(f"`--dataset` must be NAME=FILE[#COLUMN] or NAME=ID[:CONFIG[:SPLIT]][#COLUMN], got {spec!r}.")
+    config_name, split = [*details, None, None][:2]
+    return {
+        "name": name,
+        "dataset": dataset,
+        "config_name": config_name or None,
+        "split": split or "test",
+        "text_column": column or "text",
+    }
+
+
+def first_pairs(pipe, pairs, source_column, target_column, length, number) -> tuple[list[str], list[str]]:
+    """The first pairs that are rows of the bound as well: neither part blank, and together not too long."""
+    sources, targets = [], []
+    for pair in pairs:
+        source, target = pair[source_column], pair[target_column]
+        if not source or not source.strip() or not target or not target.strip():
+            continue
+        if len(pipe.tokenizer(source, target, verbose=False)["input_ids"]) <= length:
+            sources.append(source)
+            targets.append(target)
+        if len(sources) == number:
+            break
+    return sources, spelled_by(pipe.tokenizer, targets)
+
+
+def checked_call(pipe, num_texts: int, gen_length: int | None, sources: list[str] | None = None, **call_args) -> dict:
+    """The arguments of the pipeline's call; raises its error for those it does not take, before anything is done."""
+    if num_texts < 2:
+        raise ValueError(f"There must be two texts at least, to be compared, got {num_texts}.")
+    if gen_length is not None:
+        call_args["gen_length"] = gen_length
+    pipe.stream(**({} if sources is None else {"source": sources}), **call_args)  # checks at once, writes when read
+    return call_args
+
+
+def sampling_of(pipe, seed: int, call_args: dict) -> dict:
+    """What generated texts depend on beside the model."""
+    config = pipe.scheduler.config
+    sampling = {"scheduler": type(pipe.scheduler).__name__, "seed": seed}
+    sampling |= {name: call_args.get(name, config[name]) for name in ("gen_length", "temperature", "top_k", "top_p")}
+    return {"sampling": sampling | {"num_inference_steps": call_args.get("num_inference_steps")}}
+
+
+def load_rouge(name: str):
+    """ROUGE of `evaluate`."""
+    from evaluate import load  # takes a second, and nothing else needs it
+
+    with PartialState().main_process_first():  # it downloads
+        return load(name)
 
 
 def parse_values(parameter: str, values: str) -> list[float | int]:
@@ -346,21 +421,18 @@ def describe_generation(metrics: dict) -> str:
     return text
 
 
-def bars(state: PartialState, pipe):
-    """The pipeline's progress bars, in the first process."""
-    return pipe.progress_bar if state.is_main_process else None
-
-
 def say(state: PartialState, text: str):
     """Prints in the first process."""
     if state.is_main_process:
         print(text, flush=True)
 
 
-def finish(state: PartialState, json_file: Path | None, figures: dict):
-    """Writes the figures, in the first process."""
+def finish(state: PartialState, json_file: Path | None, figures: dict, parts: list[str]):
+    """Writes the figures, in the first process; what was kept beside the file by the names `parts` is done with."""
     if json_file is not None and state.is_main_process:
         write_text(json_file, json.dumps(figures, indent=2) + "\n")
+        for name in parts:
+            remove_parts(f"{json_file}.{name}")
     state.wait_for_everyone()
 
 
@@ -368,7 +440,7 @@ def main():
     """The command; what the library has to say of wrong input is printed without a traceback."""
     try:
         app()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"Error: {error}")
 
 

@@ -1,7 +1,7 @@
 """The rows of a corpus, with all of its tokens and words."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -62,8 +62,8 @@ def encode_corpus(
 
     Args:
         texts (iterable of `str` or `datasets.Dataset`):
-            Texts, of which blank ones are counted and passed over; or rows with `input_ids`, as [`prepare_texts`] and
-            its like make them.
+            Texts, of which blank ones and nulls are counted and passed over; or rows with `input_ids`, as
+            [`prepare_texts`] and its like make them.
         tokenizer: the model's tokenizer.
         max_length (`int`): longest row in tokens, special tokens included.
         text_column (`str`, defaults to `"text"`): where a dataset has its texts.
@@ -81,6 +81,8 @@ def encode_corpus(
         raise ValueError(f"`max_length` must be an integer >= 3, got {max_length!r}.")
     if long_texts not in ("split", "error"):
         raise ValueError(f"`long_texts` must be 'split' or 'error', got {long_texts!r}.")
+    if packing and long_texts == "error":
+        raise ValueError("`long_texts='error'` goes with `packing=False`: packed texts are cut wherever a row ends.")
     if isinstance(texts, Dataset) and "input_ids" in texts.column_names:
         return _given_rows(texts, tokenizer, max_length)
     if isinstance(texts, Dataset):
@@ -90,19 +92,23 @@ def encode_corpus(
     id_lists, words, blank = [], 0, 0
     if isinstance(texts, str):
         raise ValueError(f"The corpus must be a list of texts, got one text, {texts[:60]!r}.")
+    if isinstance(texts, Mapping):
+        raise ValueError(f"The corpus must be a list of texts or one split of a dataset, got {sorted(texts)}.")
     texts = list(texts)
     with progress_bar(total=len(texts)) as bar:
         bar.set_description("Tokenizing")
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             part = texts[start : start + TEXTS_AT_ONCE]
             for number, text in enumerate(part, start):
-                if not isinstance(text, str):
+                if text is not None and not isinstance(text, str):
                     raise ValueError(f"Text {number} is no text, but {text!r:.60}.")
-            kept = [text for text in part if text.strip()]
+            kept = [text for text in part if text is not None and text.strip()]
             blank += len(part) - len(kept)
             words += sum(len(text.split()) for text in kept)
             if kept:
-                id_lists += tokenizer(kept, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+                # What reads like a special token is text, to be scored like all other.
+                as_text = {"add_special_tokens": False, "split_special_tokens": True}
+                id_lists += tokenizer(kept, truncation=False, verbose=False, **as_text)["input_ids"]
             bar.update(len(part))
     if not id_lists:
         raise ValueError(f"The corpus has no text: {len(texts)} texts, {blank} of them blank.")

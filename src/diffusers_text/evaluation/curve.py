@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from accelerate import PartialState
-from matplotlib.figure import Figure
 
 from ..files import write_text
 from .generation import generate_texts
@@ -35,19 +34,22 @@ def quality_curve(
         references (`list[str]`): what texts should be like, spelled as the model spells.
         parameter (`str`): `"temperature"`, `"top_k"`, `"top_p"` or `"num_inference_steps"`.
         values (`list`): its values.
-        output_dir (`str` or `Path`): where texts are kept as they come, so that an interrupted run goes on.
+        output_dir (`str` or `Path`):
+            Where texts are kept, as they come, so that an interrupted run goes on, and then as a whole
+            (`temperature-0.5.jsonl`).
         num_texts (`int`, defaults to 1000), gen_length (`int`, *optional*), batch_size (`int`, defaults to 32), seed
             (`int`, defaults to 0): of each value's texts.
         judge (`tuple`, *optional*): a causal language model and its tokenizer, for [`generative_perplexity`].
 
     Returns:
-        `list[dict]`: for each value `parameter`, `value`, [`generation_metrics`] and `judge`.
+        `list[dict]`: for each value `parameter`, `value`, [`generation_metrics`] and `judge`; of several processes in
+        the first.
     """
     if parameter not in PARAMETERS:
         raise ValueError(f"`parameter` must be one of {[*PARAMETERS]}, got {parameter!r}.")
     rows = []
     call_args = {} if gen_length is None else {"gen_length": gen_length}
-    progress_bar = pipe.progress_bar if PartialState().is_main_process else None
+    state = PartialState()
     if judge is not None:
         judge[0].to(pipe.device)
     for value in values:
@@ -61,9 +63,13 @@ def quality_curve(
             **call_args,
             **{parameter: value},
         )
+        if not state.is_main_process:
+            continue
+        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        write_text(Path(f"{resume_file}.jsonl"), "".join(lines))
         row = {"parameter": parameter, "value": value, **generation_metrics(texts, references)}
         if judge is not None:
-            row["judge"] = generative_perplexity(texts, *judge, progress_bar=progress_bar)
+            row["judge"] = generative_perplexity(texts, *judge, progress_bar=pipe.progress_bar)
         rows.append(row)
     return rows
 
@@ -77,6 +83,8 @@ def save_curve(output_dir: str | Path, parameter: str, rows: list[dict], setting
 
 def plot_curve(rows: list[dict], path: Path):
     """BLEU against self-BLEU, as in DiffusionBERT's figure, and the judge's perplexity against entropy."""
+    from matplotlib.figure import Figure  # only needed here
+
     panels = [("self_bleu", "bleu", "self-BLEU (lower is more diverse)", "BLEU-4 (higher is better)", rows)]
     if "judge" in rows[0]:
         judged = [row["judge"] | {"value": row["value"]} for row in rows]

@@ -47,21 +47,22 @@ def evaluation_noise(
 ) -> NoisyRows:
     r"""
     Noise of a draw, the same in every evaluation: it depends on a row's key alone. Draws `2 i` and `2 i + 1` are
-    opposite: where the one masks few tokens the other masks many, and with counts together they mask every token.
+    opposite, but for `"independent"`: where the one masks few tokens the other masks many, and with counts together
+    they mask every token.
 
     Args:
         keys (`list[tuple[int, ...]]` of length batch): of each row, by [`~noising.row_key`].
         draw (`int`): the number of this draw.
         estimator (`str`), num_steps (`int`, *optional*), time_epsilon (`float`): as in [`likelihood_bound`].
     """
-    pair, antithetic = divmod(draw, 2)
-    uniforms = [1 - torch.rand(1, generator=keyed_generator(TIMES, *key, pair), dtype=torch.float64) for key in keys]
+    number, antithetic = (draw, 0) if estimator == "independent" else divmod(draw, 2)
+    uniforms = [1 - torch.rand(1, generator=keyed_generator(TIMES, *key, number), dtype=torch.float64) for key in keys]
     return draw_noise(
         scheduler,
         sample,
         maskable,
         torch.cat(uniforms),
-        [keyed_generator(MASKS, *key, pair) for key in keys],
+        [keyed_generator(MASKS, *key, number) for key in keys],
         estimator == "count",
         num_steps=num_steps,
         time_epsilon=time_epsilon,

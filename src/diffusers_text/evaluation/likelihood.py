@@ -19,7 +19,7 @@ from ..data.collators import DataCollatorForTextDiffusion
 from ..losses import BoundTerms
 from ..models.sparse_head import conditions_on_time, evaluation_mode, logits_at, max_sequence_length
 from ..noising import NoisyRows, bound_terms
-from ..resuming import fingerprint, new_part, read_parts, remove_parts
+from ..resuming import fingerprint, new_part, read_parts
 from ..schedulers.sampling import check_positive_int, is_number
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 from .corpus import Corpus, encode_corpus
@@ -28,6 +28,11 @@ from .estimators import choose_estimator, corpus_error, draw_estimates
 logger = logging.get_logger(__name__)
 
 MAX_BLOCKS = 64  # of draws, to reach a standard error
+SCHEDULE_SETTINGS = {
+    "polynomial": ("power",),
+    "geometric": ("sigma_min", "sigma_max"),
+    "spindle": ("spindle_lambda", "spindle_information", "spindle_mean", "tilt"),
+}
 
 
 @dataclass
@@ -47,7 +52,7 @@ class LikelihoodBound:
         lower_case (`bool`): whether the tokenizer takes upper and lower case for the same.
         estimator (`str`), num_draws (`int`), time_epsilon (`float`): how it was estimated, see [`likelihood_bound`].
         num_inference_steps (`int`, *optional*): T of the bound in steps; None in continuous time.
-        schedule (`str`), spindle_lambda (`float`, *optional*), tilt (`bool`, *optional*): the noise.
+        schedule (`str`), schedule_settings (`dict`): the noise, with the settings that this schedule has.
         corpus_name (`str`, *optional*): as it was passed.
     """
 
@@ -71,13 +76,12 @@ class LikelihoodBound:
     time_epsilon: float
     num_inference_steps: int | None
     schedule: str
-    spindle_lambda: float | None
-    tilt: bool | None
+    schedule_settings: dict
     corpus_name: str | None
 
     def to_dict(self) -> dict:
-        """The fields by name."""
-        return asdict(self)
+        """The fields by name, with None for a perplexity that no number holds: JSON has no infinity."""
+        return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
     def __str__(self):
         words = "" if self.perplexity_per_word is None else f", per word at most {self.perplexity_per_word:.2f}"
@@ -140,7 +144,8 @@ def likelihood_bound(
         batch_size (`int`, defaults to 32): rows of a forward pass.
         corpus_name (`str`, *optional*): what the result calls the corpus.
         resume_file (`str`, *optional*):
-            Where finished batches are kept, to go on after an interruption; removed at the end.
+            Finished batches are kept beside it, to go on after an interruption; [`~resuming.remove_parts`] removes
+            them.
 
     Returns:
         [`LikelihoodBound`].
@@ -165,6 +170,7 @@ def likelihood_bound(
         is_encoded = isinstance(dataset, Dataset) and "input_ids" in dataset.column_names
         max_length = limit if is_encoded else min(limit, scheduler.config.gen_length + 2)
     check_scheduler(scheduler)
+    check_positive_int("max_length", max_length)
     if max_length > limit:
         raise ValueError(f"`max_length` is {max_length}, but the model takes at most {limit} tokens.")
     estimator = choose_estimator(scheduler, estimator, num_inference_steps)
@@ -185,12 +191,8 @@ def likelihood_bound(
             break
     if standard_error is not None and error > standard_error:
         logger.warning(f"The standard error is {error:.5f} after {nats.shape[1]} draws, over {standard_error}.")
-    state.wait_for_everyone()
-    if resume_file is not None and state.is_main_process:
-        remove_parts(resume_file)
-
+    schedule = scheduler.config.schedule
     bound = math.fsum(nats.mean(axis=1)) / corpus.tokens  # exact sums know no order
-    has_spindle = scheduler.noise.token_dependent
     return LikelihoodBound(
         nats_per_token=bound,
         bits_per_token=bound / math.log(2),
@@ -211,9 +213,8 @@ def likelihood_bound(
         num_draws=nats.shape[1],
         time_epsilon=time_epsilon,
         num_inference_steps=num_inference_steps,
-        schedule=scheduler.config.schedule,
-        spindle_lambda=scheduler.config.spindle_lambda if has_spindle else None,
-        tilt=scheduler.config.tilt if has_spindle else None,
+        schedule=schedule,
+        schedule_settings={name: scheduler.config[name] for name in SCHEDULE_SETTINGS.get(schedule, ())},
         corpus_name=corpus_name,
     )
 

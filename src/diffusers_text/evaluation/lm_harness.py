@@ -38,6 +38,7 @@ class TextDiffusionLM(LM):
         pretrained (`str`): folder or Hub id of a pipeline.
         method (`str`, defaults to `"bound"`), num_draws (`int`, defaults to 16): as in [`score`].
         batch_size (`int`, defaults to 32): rows of a forward pass.
+        max_length (`int`, *optional*): tokens of a row that is scored, by default as in [`likelihood_bound`].
         max_gen_toks (`int`, defaults to 64): tokens of a generated text where the task does not say.
         seed (`int`, defaults to 0): of texts that are sampled, one after another.
         device (`str`, *optional*): where the model runs; the CPU in place of a GPU that is not there.
@@ -50,6 +51,7 @@ class TextDiffusionLM(LM):
         method: str = "bound",
         num_draws: int = 16,
         batch_size: int | str = 32,
+        max_length: int | None = None,
         max_gen_toks: int = 64,
         seed: int = 0,
         device: str | None = None,
@@ -67,7 +69,10 @@ class TextDiffusionLM(LM):
         self.method, self.num_draws, self.max_gen_toks = method, num_draws, max_gen_toks
         self.batch_size = 32 if str(batch_size).startswith("auto") else int(batch_size)
         self.generator = torch.Generator().manual_seed(seed)
-        self.limit = max_sequence_length(self.pipe.model)
+        self.longest = max_sequence_length(self.pipe.model)
+        self.limit = min(self.longest, config.gen_length + 2) if max_length is None else max_length
+        if not 3 <= self.limit <= self.longest:
+            raise ValueError(f"`max_length` must lie in [3, {self.longest}], got {max_length}.")
 
     def loglikelihood(self, requests) -> list[tuple[float, bool]]:
         """The log-likelihood of each continuation after its context, and whether it is greedy."""
@@ -78,7 +83,7 @@ class TextDiffusionLM(LM):
         return [(value, self._is_greedy(row)) for value, row in zip(scores.log_likelihoods, tqdm(rows, "Greedy"))]
 
     def loglikelihood_rolling(self, requests) -> list[float]:
-        """The log-likelihood of each text, in rows as long as the model takes that do not know of each other."""
+        """The log-likelihood of each text, in rows of `max_length` that do not know of each other."""
         texts = [request.args[0] for request in requests]
         rows, owners = [], []
         for owner, row in enumerate(encode_pairs(self.pipe.tokenizer, texts, [""] * len(texts), False)):
@@ -110,7 +115,7 @@ class TextDiffusionLM(LM):
             pipe = self.pipe
             sampling = {name: settings[name] for name in ("temperature", "top_k", "top_p") if name in settings}
         (row,) = encode_pairs(pipe.tokenizer, [context], [""], with_terminator=False)
-        row = self._without_beginning(row | {"prompt_length": len(row["input_ids"])}, self.limit - gen_length)
+        row = self._without_beginning(row | {"prompt_length": len(row["input_ids"])}, self.longest - gen_length)
         output = pipe(
             input_ids=torch.tensor([row["input_ids"]]),
             gen_length=gen_length,

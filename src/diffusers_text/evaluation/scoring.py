@@ -75,6 +75,9 @@ def score(
     for name, value in (("texts", texts), ("prompts", prompts)):
         if isinstance(value, str):
             raise ValueError(f"`{name}` must be a list of texts, got one text, {value[:60]!r}.")
+        for number, text in enumerate(value or []):
+            if not isinstance(text, str):
+                raise ValueError(f"`{name}` must be a list of texts, got {text!r:.60} at {number}.")
     if prompts is not None and len(prompts) != len(texts):
         raise ValueError(f"`prompts` must be one for each text, got {len(prompts)} for {len(texts)}.")
     rows = encode_pairs(pipe.tokenizer, texts, prompts or [""] * len(texts), with_terminator)
