@@ -1,10 +1,20 @@
 """What the papers compare with, on BERT's own weights: BERT-Mouth, and a decoder that writes from left to right."""
 
 import math
-import shutil
 
 import torch
-from study import Data, StudyArguments, checkpoint_of, model_settings, run_folder, training_settings
+from accelerate import PartialState
+from study import (
+    Data,
+    StudyArguments,
+    begin_run,
+    checkpoint_of,
+    finish_run,
+    last_checkpoint,
+    model_settings,
+    run_folder,
+    training_settings,
+)
 from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
@@ -24,24 +34,29 @@ CLASSES = {"BERT-Mouth": AutoModelForMaskedLM, "autoregressive decoder": AutoMod
 def train_baseline(args: StudyArguments, data: Data, name: str, seed: int) -> PreTrainedModel:
     """One of `CLASSES` after as many steps as the others take; it goes on where it was, and is not trained twice."""
     folder = run_folder(args, name, seed)
-    if (folder / "model.safetensors").exists():
-        return CLASSES[name].from_pretrained(folder).eval()
-    set_seed(seed)
-    is_masked = name == "BERT-Mouth"
-    settings = model_settings(args) if is_masked else {**model_settings(args), "is_decoder": True}
-    trainer = Trainer(
-        CLASSES[name].from_pretrained(checkpoint_of(args), **settings),
-        TrainingArguments(str(folder), **training_settings(args, seed)),
-        train_dataset=data.train.select_columns("input_ids"),
-        data_collator=DataCollatorForLanguageModeling(data.tokenizer, mlm=is_masked),  # 15% of the tokens, as BERT
-    )
-    trainer.train(resume_from_checkpoint=True if [*folder.glob("checkpoint-*")] else None)
-    trainer.save_model()
-    if trainer.is_world_process_zero():
-        for checkpoint in folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
-    trainer.accelerator.wait_for_everyone()
-    return trainer.accelerator.unwrap_model(trainer.model).eval()
+    begin_run(args, folder, {})
+    if not (folder / "model").exists():
+        set_seed(seed)
+        is_masked = name == "BERT-Mouth"
+        settings = model_settings(args) if is_masked else {**model_settings(args), "is_decoder": True}
+        rows = data.train.select_columns("input_ids")
+        if is_masked:
+            # BERT's 15%, of the terminator as well, which the collator would leave out.
+            given = {data.tokenizer.cls_token_id, data.tokenizer.pad_token_id}
+            rows = rows.map(lambda row: {"special_tokens_mask": [int(i in given) for i in row["input_ids"]]})
+        trainer = Trainer(
+            CLASSES[name].from_pretrained(checkpoint_of(args), **settings),
+            TrainingArguments(str(folder), remove_unused_columns=False, **training_settings(args, seed)),
+            train_dataset=rows,
+            data_collator=DataCollatorForLanguageModeling(data.tokenizer, mlm=is_masked),
+        )
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder, args.max_steps))
+        trainer.save_model(str(folder / "unfinished"))
+        trainer.accelerator.wait_for_everyone()
+        if trainer.is_world_process_zero():
+            (folder / "unfinished").replace(folder / "model")
+        finish_run(folder, folder / "done.json", {"steps": trainer.state.global_step})
+    return CLASSES[name].from_pretrained(folder / "model").eval().to(PartialState().device)
 
 
 @torch.no_grad()
@@ -56,10 +71,10 @@ def exact_nats(model: PreTrainedModel, data: Data) -> float:
 
 
 @torch.no_grad()
-def gibbs_samples(model: PreTrainedModel, data: Data, num_texts: int, length: int, num_steps: int) -> list[list[int]]:
+def gibbs_samples(model: PreTrainedModel, data: Data, num_texts: int, length: int) -> list[list[int]]:
     """
     BERT-Mouth (Wang and Cho, arXiv 1902.04094): a token at a time is masked and drawn anew, first each of them once,
-    in random order, then any of them. `num_steps` forward passes.
+    in random order, then as many times any of them.
     """
     tokenizer, texts = data.tokenizer, []
     suppressed = [i for i in tokenizer.all_special_ids if i != tokenizer.sep_token_id]
@@ -68,7 +83,7 @@ def gibbs_samples(model: PreTrainedModel, data: Data, num_texts: int, length: in
         canvas = torch.full((len(rows), length + 2), tokenizer.mask_token_id)
         canvas[:, 0], canvas[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
         order = torch.rand(len(rows), length).argsort(dim=1)
-        for step in range(num_steps):
+        for step in range(2 * length):
             columns = 1 + (order[:, step] if step < length else torch.randint(length, (len(rows),)))
             canvas[rows, columns] = tokenizer.mask_token_id
             places = rows * canvas.shape[1] + columns

@@ -4,10 +4,13 @@ import json
 import shutil
 import sys
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import yaml
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
 from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
@@ -23,6 +26,7 @@ from diffusers_text import (
     prepare_texts,
 )
 from diffusers_text.files import write_text
+from diffusers_text.training.checkpoints import is_whole
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -51,9 +55,13 @@ class StudyArguments:
     max_steps: int = field(default=1000, metadata={"help": "Steps of each training."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Rows of a step in each process."})
     gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches of a step."})
-    learning_rate: float = field(default=2e-3, metadata={"help": "Its peak; it falls as a cosine."})
+    learning_rate: float = field(default=2e-3, metadata={"help": "Its peak."})
     warmup_steps: int = field(default=50, metadata={"help": "Steps until the peak."})
-    eval_steps: int = field(default=100, metadata={"help": "Steps between measurements, and between checkpoints."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "What the learning rate does afterwards."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Of AdamW."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Of AdamW."})
+    save_steps: int = field(default=100, metadata={"help": "Steps between checkpoints."})
+    eval_steps: int = field(default=100, metadata={"help": "Steps between measurements."})
     eval_rows: int = field(default=256, metadata={"help": "Held-out rows that are measured while training."})
     test_rows: int = field(default=1024, metadata={"help": "Held-out rows that are measured in the end."})
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "A training for each."})
@@ -73,6 +81,9 @@ def parse_study_args(arguments: list[str] | None) -> StudyArguments:
     (args,) = parser.parse_args_into_dataclasses(arguments)
     torch.set_num_threads(args.num_threads)
     logging.set_verbosity_error()
+    # What one process is done with may take others long.
+    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    PartialState(cpu=on_cpu, timeout=timedelta(days=7))
     return args
 
 
@@ -81,19 +92,23 @@ class Data:
     tokenizer: PreTrainedTokenizerBase
     train: Dataset  # rows with `input_ids`
     held_out: Dataset  # whole rows only
+    tokens_per_word: float  # of all held-out text, words between white space
 
 
 def load_data(args: StudyArguments) -> Data:
     """The corpus in rows."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_of(args))
-    if args.dataset_name is None and args.train_file is None:
-        texts, held_out, _ = load_texts(QuickstartArguments())
-        parts = [Dataset.from_dict({args.text_column: part}) for part in (texts, held_out)]
-    else:
-        parts = load_splits(None if args.train_file else args.dataset_name, train_file=args.train_file)
-    train, held_out = (prepare_texts(part, tokenizer, args.max_length, args.text_column) for part in parts)
+    with PartialState().main_process_first():  # the others find what it has cached
+        if args.dataset_name is None and args.train_file is None:
+            texts, held_out, _ = load_texts(QuickstartArguments())
+            parts = [Dataset.from_dict({args.text_column: part}) for part in (texts, held_out)]
+        else:
+            parts = load_splits(None if args.train_file else args.dataset_name, train_file=args.train_file)
+        train, held_out = (prepare_texts(part, tokenizer, args.max_length, args.text_column) for part in parts)
+    words = sum(len(text.split()) for text in parts[1][args.text_column] if text)
+    tokens = sum(held_out["length"]) - len(held_out)  # each row has a start token
     whole = [row for row, length in enumerate(held_out["length"]) if length == args.max_length]
-    return Data(tokenizer, train, held_out.select(whole[: args.test_rows]))
+    return Data(tokenizer, train, held_out.select(whole[: args.test_rows]), tokens / words)
 
 
 def train_once(args: StudyArguments, data: Data, name: str, seed: int, **settings) -> dict:
@@ -109,42 +124,69 @@ def train_once(args: StudyArguments, data: Data, name: str, seed: int, **setting
         `dict`: `curve`, the bound at each measured step, and `bound` with `standard_error` (of the noise) in the end.
     """
     folder = run_folder(args, name, seed)
-    settings_of_run = {**asdict(args), **settings}
-    for where_not_what in ("output_dir", "seeds", "only", "num_texts", "num_threads"):
-        del settings_of_run[where_not_what]
-    record_file = folder / "record.json"
+    run_settings = begin_run(args, folder, settings)
+    record_file, curve_file = folder / "record.json", folder / "curve.json"
     if record_file.exists():
-        record = json.loads(record_file.read_text())
-        if record["settings"] != settings_of_run:
-            changed = {key for key, value in settings_of_run.items() if record["settings"].get(key) != value}
-            raise ValueError(f"{record_file} is of a run with other {sorted(changed)}: choose another `output_dir`.")
-        return record
-    set_seed(seed)
-    trainer = make_trainer(args, data, folder, seed, **settings)
-    trainer.train(resume_from_checkpoint=True if [*folder.glob("checkpoint-*")] else None)
-    if trainer.was_stopped:
-        sys.exit(f"{name}, seed {seed}, was stopped at step {trainer.state.global_step}: start the command again.")
-    trainer.save_model()
-    pipe = TextDiffusionPipeline.from_pretrained(folder).to(trainer.args.device)
-    pipe.set_progress_bar_config(disable=True)
+        return json.loads(record_file.read_text())
+    if not curve_file.exists():
+        set_seed(seed)
+        trainer = make_trainer(args, data, folder, seed, **settings)
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder, args.max_steps))
+        if trainer.was_stopped:
+            sys.exit(f"{name}, seed {seed}, was stopped at step {trainer.state.global_step}: start the command again.")
+        trainer.save_model()
+        logs = {log["step"]: log["eval_bound"] for log in trainer.state.log_history if "eval_bound" in log}
+        # A training that goes on measures where it begins as well.
+        curve = [[step, bound] for step, bound in logs.items() if step % args.eval_steps == 0]
+        finish_run(folder, curve_file, curve)
+    pipe = load_pipeline(folder)
     bound = likelihood_bound(pipe, data.held_out, batch_size=64)
-    # A training that goes on measures its first step again.
-    curve = {log["step"]: log["eval_bound"] for log in trainer.state.log_history if "eval_bound" in log}
-    record = {
-        "name": name,
-        "seed": seed,
-        "settings": settings_of_run,
-        "curve": [*curve.items()],
-        "bound": bound.nats_per_token,
-        "standard_error": bound.standard_error,
-        "tokens": bound.tokens,
-    }
-    if trainer.is_world_process_zero():
-        write_text(record_file, json.dumps(record, indent=1) + "\n")
+    figures = {"bound": bound.nats_per_token, "standard_error": bound.standard_error, "tokens": bound.tokens}
+    curve = json.loads(curve_file.read_text())
+    record = {"name": name, "seed": seed, "settings": run_settings, "curve": curve, **figures}
+    finish_run(folder, record_file, record)
+    return record
+
+
+def begin_run(args: StudyArguments, folder: Path, settings: dict) -> dict:
+    """All that a run depends on, written into its folder; raises if another run's are there."""
+    settings = {**asdict(args), **settings, "num_processes": PartialState().num_processes}
+    for where_not_what in ("output_dir", "seeds", "only", "num_texts", "num_threads"):
+        del settings[where_not_what]
+    file = folder / "settings.json"
+    with PartialState().main_process_first():
+        if not file.exists():
+            write_text(file, json.dumps(settings, indent=1) + "\n")
+    found = json.loads(file.read_text())
+    if found != settings:
+        changed = sorted(key for key in {**found, **settings} if found.get(key) != settings.get(key))
+        raise ValueError(f"{folder} holds a run with other {changed}: choose another `output_dir`.")
+    return settings
+
+
+def finish_run(folder: Path, file: Path, figures):
+    """Writes a file when all processes are done, after which no checkpoint is needed."""
+    state = PartialState()
+    state.wait_for_everyone()
+    if state.is_main_process:
+        write_text(file, json.dumps(figures, indent=1) + "\n")
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
-    trainer.accelerator.wait_for_everyone()
-    return record
+    state.wait_for_everyone()
+
+
+def last_checkpoint(folder: Path, max_steps: int) -> str | None:
+    """The last whole checkpoint before the last step: from there the Trainer would take another step."""
+    steps = [int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*") if is_whole(path)]
+    before = [step for step in steps if step < max_steps]
+    return str(folder / f"checkpoint-{max(before)}") if before else None
+
+
+def load_pipeline(folder: Path) -> TextDiffusionPipeline:
+    """A trained pipeline."""
+    pipe = TextDiffusionPipeline.from_pretrained(folder).to(PartialState().device)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def make_trainer(args, data, folder, seed, from_scratch=False, tilt=True, **settings) -> TextDiffusionTrainer:
@@ -180,11 +222,11 @@ def training_settings(args: StudyArguments, seed: int) -> dict:
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "learning_rate": args.learning_rate,
         "warmup_steps": args.warmup_steps,
-        "lr_scheduler_type": "cosine",
-        "weight_decay": 0.01,
-        "adam_beta2": 0.98,
-        "save_steps": args.eval_steps,
-        "save_total_limit": 1,
+        "lr_scheduler_type": args.lr_scheduler_type,
+        "weight_decay": args.weight_decay,
+        "adam_beta2": args.adam_beta2,
+        "save_steps": args.save_steps,
+        "save_total_limit": 2,
         "logging_steps": args.eval_steps,
         "dataloader_pin_memory": torch.accelerator.is_available(),
         "report_to": "none",

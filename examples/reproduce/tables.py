@@ -18,16 +18,17 @@ import torch
 from accelerate import PartialState
 from baselines import decoder_samples, exact_nats, gibbs_samples, train_baseline
 from matplotlib.figure import Figure
-from study import Data, StudyArguments, load_data, parse_study_args, run_folder, train_once
+from study import Data, StudyArguments, load_data, load_pipeline, parse_study_args, run_folder, train_once
 from transformers import set_seed
 
-from diffusers_text import TextDiffusionPipeline, generation_metrics, likelihood_bound
+from diffusers_text import generation_metrics, likelihood_bound
 from diffusers_text.evaluation.generation import generate_texts
 from diffusers_text.files import write_text
 
 NUM_STEPS = 128
 # D3PM's hybrid loss of 2048 steps, which DiffusionBERT takes as well.
 HYBRID = {"objective": "discrete"}
+MDLM = {"objective": "continuous", "mask_sampling": "independent", "time_power": 1.0}
 DENOISERS = {
     "D3PM": {**HYBRID, "from_scratch": True, "time_conditioning": "layerwise"},
     "DiffusionBERT, layer-wise": {**HYBRID, "time_conditioning": "layerwise"},
@@ -36,12 +37,15 @@ DENOISERS = {
     "DiffusionBERT, layer-wise, spindle": {**HYBRID, "time_conditioning": "layerwise", "schedule": "spindle"},
     "DiffusionBERT, prefix, spindle": {**HYBRID, "time_conditioning": "prefix", "schedule": "spindle"},
     "DiffusionBERT, time-agnostic, spindle": {**HYBRID, "schedule": "spindle"},
-    "MDLM": {"objective": "continuous", "mask_sampling": "independent", "time_power": 1.0, "from_scratch": True},
+    "DiffusionBERT, time-agnostic, spindle, untilted": {**HYBRID, "schedule": "spindle", "tilt": False},
+    "MDLM": {**MDLM, "from_scratch": True},
+    "MDLM, from BERT": MDLM,
     "defaults of this library": {},
 }
 BASELINES = ["BERT-Mouth", "autoregressive decoder"]
-STEPPED = "DiffusionBERT, time-agnostic, spindle"  # the paper's best, whose steps are varied
+STEPPED = "DiffusionBERT, time-agnostic, spindle"  # the paper's best, tilted; its steps are varied
 STEPS = [2, 8, 16, 64, 128, 512]
+TEXT_FIGURES = ["bleu", "self_bleu", "entropy", "length_mean", "num_texts", "num_references"]
 
 
 def measure(args: StudyArguments, data: Data, name: str, seed: int) -> dict:
@@ -49,18 +53,19 @@ def measure(args: StudyArguments, data: Data, name: str, seed: int) -> dict:
     folder = run_folder(args, name, seed)
     if name in BASELINES:
         model = train_baseline(args, data, name, seed)
-        nats = exact_nats(model, data) if name == "autoregressive decoder" else None
+        nats, error = exact_nats(model, data) if name == "autoregressive decoder" else None, 0.0
         texts = baseline_texts(data, name, model, args, folder, seed)
     else:
-        nats = train_once(args, data, name, seed, **DENOISERS[name])["bound"]
+        record = train_once(args, data, name, seed, **DENOISERS[name])
+        nats, error = record["bound"], record["standard_error"]
         texts = texts_in_steps(args, folder, NUM_STEPS, seed)
-    return {"name": name, "seed": seed, "nats": nats, **quality(args, texts, data)}
+    return {"name": name, "seed": seed, "nats": nats, "error": error, **quality(args, texts, data)}
 
 
 def measure_steps(args: StudyArguments, data: Data, seed: int) -> list[dict]:
     """The bound, and the texts, of processes with fewer and more steps."""
     folder, rows = run_folder(args, STEPPED, seed), []
-    pipe = load(folder)
+    pipe = load_pipeline(folder)
     for steps in STEPS:
         bound_file = folder / f"bound-{steps}.json"
         if not bound_file.exists():
@@ -68,30 +73,24 @@ def measure_steps(args: StudyArguments, data: Data, seed: int) -> list[dict]:
             if PartialState().is_main_process:
                 write_text(bound_file, json.dumps(bound.to_dict()) + "\n")
             PartialState().wait_for_everyone()
-        nats = json.loads(bound_file.read_text())["nats_per_token"]
+        bound = json.loads(bound_file.read_text())
+        nats, error = bound["nats_per_token"], bound["standard_error"]
         texts = texts_in_steps(args, folder, steps, seed)
-        rows.append({"steps": steps, "seed": seed, "nats": nats, **quality(args, texts, data)})
+        rows.append({"steps": steps, "seed": seed, "nats": nats, "error": error, **quality(args, texts, data)})
     return rows
-
-
-def load(folder: Path) -> TextDiffusionPipeline:
-    """A trained pipeline, with the bar of a whole evaluation only."""
-    pipe = TextDiffusionPipeline.from_pretrained(folder).to(PartialState().device)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def texts_in_steps(args: StudyArguments, folder: Path, steps: int, seed: int) -> list[str]:
     """Texts of a trained pipeline, kept as they come."""
     kept = str(folder / f"texts-{steps}")
     return generate_texts(
-        load(folder), args.num_texts, seed=seed, num_inference_steps=steps, batch_size=32, resume_file=kept
+        load_pipeline(folder), args.num_texts, seed=seed, num_inference_steps=steps, batch_size=32, resume_file=kept
     )
 
 
 def baseline_texts(data, name, model, args, folder, seed) -> list[str]:
     """Texts of a baseline, kept when they are whole."""
-    file = folder / "texts.json"
+    file = folder / f"texts-{args.num_texts}.json"
     if PartialState().is_main_process and not file.exists():
         set_seed(seed)
         samples = baseline_samples(data, name, model, args, args.num_texts)
@@ -102,9 +101,8 @@ def baseline_texts(data, name, model, args, folder, seed) -> list[str]:
 
 def baseline_samples(data, name, model, args, num_texts) -> list[list[int]]:
     """Token ids of texts as long as the diffusion models write them."""
-    model.to(PartialState().device)
     if name == "BERT-Mouth":
-        return gibbs_samples(model, data, num_texts, args.max_length - 2, NUM_STEPS)
+        return gibbs_samples(model, data, num_texts, args.max_length - 2)
     return decoder_samples(model, data, num_texts, args.max_length - 2)
 
 
@@ -119,7 +117,7 @@ def quality(args: StudyArguments, texts: list[str], data: Data) -> dict:
     """The measures of texts against as many held-out rows, which end at their first terminator as well."""
     references = [spell(ids[1:], data) for ids in data.held_out["input_ids"][: args.num_texts]]
     metrics = generation_metrics(texts, references)
-    return {name: metrics[name] for name in ("bleu", "self_bleu", "entropy", "num_texts", "num_references")}
+    return {name: metrics[name] for name in TEXT_FIGURES}
 
 
 def measure_seconds(args: StudyArguments, data: Data) -> dict[str, float]:
@@ -127,7 +125,7 @@ def measure_seconds(args: StudyArguments, data: Data) -> dict[str, float]:
     seed = args.seeds[0]
     writers = {}
     for name in DENOISERS:
-        pipe = load(run_folder(args, name, seed))
+        pipe = load_pipeline(run_folder(args, name, seed))
         for steps in STEPS if name == STEPPED else [NUM_STEPS]:
             writers[f"{name}: {steps}"] = lambda pipe=pipe, steps=steps: pipe(
                 num_texts_per_prompt=32, num_inference_steps=steps, generator=torch.Generator().manual_seed(seed)
@@ -145,14 +143,19 @@ def measure_seconds(args: StudyArguments, data: Data) -> dict[str, float]:
 
 
 def mean_rows(rows: list[dict], key: str, tokens_per_word: float) -> list[dict]:
-    """The mean over seeds of the rows that have the same `key`, with perplexities."""
+    """
+    The mean over seeds of the rows that have the same `key`, with perplexities. `error` is that over seeds, or of a
+    single one that of the bound's noise.
+    """
     means = []
     for value in dict.fromkeys(row[key] for row in rows):
         same = [row for row in rows if row[key] == value]
         mean = {key: value, "seeds": [row["seed"] for row in same]}
-        for name in ("nats", "bleu", "self_bleu", "entropy"):
+        for name in ("nats", "error", *TEXT_FIGURES):
             values = [row[name] for row in same]
             mean[name] = None if None in values else statistics.mean(values)
+        if len(same) > 1 and mean["nats"] is not None:
+            mean["error"] = statistics.stdev(row["nats"] for row in same) / len(same) ** 0.5
         nats = mean["nats"]
         mean["perplexity_per_token"] = None if nats is None else math.exp(nats)
         mean["perplexity_per_word"] = None if nats is None else math.exp(nats * tokens_per_word)
@@ -162,19 +165,18 @@ def mean_rows(rows: list[dict], key: str, tokens_per_word: float) -> list[dict]:
 
 def markdown_tables(results: dict) -> str:
     """Two tables: the models, and the steps of one of them."""
-    head = "| nats per token | perplexity per token | per word | BLEU | self-BLEU | entropy | seconds |\n"
+    head = "| nats per token | perplexity per token | per word | BLEU | self-BLEU | entropy | words | seconds |\n"
     tables = []
     for key, rows in (("name", results["models"]), ("steps", results["steps"])):
-        lines = [f"| {'model' if key == 'name' else 'steps'} " + head + "|---|" + "---:|" * 7]
+        lines = [f"| {'model' if key == 'name' else 'steps'} " + head + "|---|" + "---:|" * 8]
         for row in rows:
-            figures = [row["nats"], row["perplexity_per_token"], row["perplexity_per_word"]]
-            texts = ["" if value is None else f"{value:.{digits}f}" for value, digits in zip(figures, (3, 1, 1))]
-            texts += [
-                f"{row['bleu']:.4f}",
-                f"{row['self_bleu']:.4f}",
-                f"{row['entropy']:.2f}",
-                f"{row['seconds']:.2f}",
-            ]
+            texts = ["", "", ""]
+            if row["nats"] is not None:
+                error = f" ± {row['error']:.3f}" if row["error"] else ""
+                texts = [f"{row['nats']:.3f}{error}"]
+                texts += [f"{row[name]:.1f}" for name in ("perplexity_per_token", "perplexity_per_word")]
+            texts += [f"{row['bleu']:.4f}", f"{row['self_bleu']:.4f}", f"{row['entropy']:.2f}"]
+            texts += [f"{row['length_mean']:.1f}", f"{row['seconds']:.2f}"]
             lines.append(f"| {row[key]} | " + " | ".join(texts) + " |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
@@ -186,7 +188,7 @@ def draw_plot(path: Path, results: dict):
     decoder = next(row for row in results["models"] if row["name"] == "autoregressive decoder")
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     labels = {
-        "perplexity_per_word": "perplexity per word, at most",
+        "perplexity_per_word": "perplexity per word, at most (decoder: exact)",
         "bleu": "BLEU-4 against held-out text",
         "seconds": "seconds for 32 texts",
     }
@@ -224,10 +226,7 @@ def main(arguments: list[str] | None = None):
 
 def report(args: StudyArguments, data: Data, models: list[dict], steps: list[dict]):
     """Writes `results.json`, `tables.md` and `plot.png`."""
-    rows = data.held_out["input_ids"][:]
-    words = sum(len(data.tokenizer.decode(ids, skip_special_tokens=True).split()) for ids in rows)
-    tokens_per_word = sum(len(ids) - 1 for ids in rows) / words
-    seconds = measure_seconds(args, data)
+    seconds, tokens_per_word = measure_seconds(args, data), data.tokens_per_word
     results = {"settings": vars(args), "tokens_per_word": tokens_per_word}
     results["models"] = [
         row | {"seconds": seconds.get(f"{row['name']}: {NUM_STEPS}", seconds.get(row["name"]))}

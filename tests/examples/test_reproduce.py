@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from toys import MASK, SEP, toy_config, toy_tokenizer
-from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel, set_seed
+from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel, DataCollatorForLanguageModeling, set_seed
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
 sys.path.insert(0, str(FOLDER))
@@ -31,7 +31,7 @@ def stand_in(tmp_path_factory):
     set_seed(0)
     BertForMaskedLM(BertConfig(**{**toy_config().to_dict(), "model_type": "bert"})).save_pretrained(folder / "bert")
     toy_tokenizer().save_pretrained(folder / "bert")
-    (folder / "texts.txt").write_text("a b c a b c a\nc c b a\nb a c\n" * 400)
+    (folder / "texts.txt").write_text("a b c a b c a\nc c b a\nb a c\n" * 2000)
     return folder
 
 
@@ -100,7 +100,7 @@ def test_tables_start_with_each_preset(stand_in, tmp_path, preset):
 
 def test_records_of_other_settings_are_not_taken_for_these(stand_in, tmp_path):
     ideas.main(options(stand_in, tmp_path, only="baseline"))
-    with pytest.raises(ValueError, match=r"of a run with other \['max_steps'\]"):
+    with pytest.raises(ValueError, match=r"holds a run with other \['max_steps'\]"):
         ideas.main(options(stand_in, tmp_path, only="baseline", max_steps=3))
 
 
@@ -127,14 +127,14 @@ def test_a_preset_s_values_stand_back_behind_the_command_line():
     )
 
 
-def record_of(name, seed, bound, curve=((0, 9.0), (1, 8.0))):
+def record_of(name, seed, bound, curve=((0, 9.0), (1, 8.0)), max_steps=1):
     return {
         "name": name,
         "seed": seed,
         "bound": bound,
         "standard_error": 0.01,
         "curve": [list(point) for point in curve],
-        "settings": {"max_steps": 1, "schedule": "linear"},
+        "settings": {"max_steps": max_steps, "schedule": "linear"},
     }
 
 
@@ -151,14 +151,59 @@ def test_differences_are_of_the_same_seeds():
     assert "| baseline | 6.000 ± 1.000 |  | 2 |" in table
 
 
-def test_seeds_are_means():
-    rows = [
-        {"name": "x", "seed": seed, "nats": nats, "bleu": 0.1, "self_bleu": 0.2, "entropy": 3.0}
-        for seed, nats in ((0, 1.0), (1, 2.0))
+def test_curves_are_joined_by_step():
+    longer = record_of("baseline", 1, 6.0, [(0, 7.0), (1, 6.0), (2, 5.0)])
+    (row,) = ideas.summarise(study.StudyArguments("x"), [longer, record_of("baseline", 0, 5.0, [(0, 9.0), (2, 8.0)])])[
+        "rows"
     ]
+    assert [point[:2] for point in row["curve"]] == [[0, 8.0], [2, 6.5]]
+
+
+def test_runs_of_different_settings_are_not_put_together():
+    records = [record_of("baseline", 0, 5.0), record_of("counts", 0, 4.0, max_steps=2)]
+    with pytest.raises(ValueError, match="`output_dir` holds runs of different settings"):
+        ideas.summarise(study.StudyArguments("x"), records)
+
+
+def test_seeds_are_means():
+    figures = dict.fromkeys(tables.TEXT_FIGURES, 0.5)
+    rows = [{"name": "x", "seed": seed, "nats": nats, "error": 0.1, **figures} for seed, nats in ((0, 1.0), (1, 2.0))]
     (mean,) = tables.mean_rows(rows, "name", tokens_per_word=2.0)
-    assert (mean["seeds"], mean["nats"]) == ([0, 1], 1.5)
+    assert (mean["seeds"], mean["nats"], mean["error"]) == ([0, 1], 1.5, pytest.approx(0.5))
     assert mean["perplexity_per_word"] == pytest.approx(math.exp(3))
+    (alone,) = tables.mean_rows(rows[:1], "name", tokens_per_word=2.0)
+    assert alone["error"] == 0.1
+
+
+def test_words_are_those_of_the_texts(data):
+    """Sentences of the stand-in: every word is a token, and each text has a terminator."""
+    texts = (["a b c a b c a", "c c b a", "b a c"] * 2000)[:300]  # the first 5% are held out
+    words = [len(text.split()) for text in texts]
+    assert data.tokens_per_word == pytest.approx((sum(words) + len(texts)) / sum(words))
+
+
+@pytest.mark.parametrize("preset", ["sotu", "lm1b", "owt"])
+def test_every_training_takes_the_rows_of_its_preset(stand_in, tmp_path, preset):
+    """Before the first of them begins: lengths are the preset's own."""
+    length = study.parse_study_args(["--output_dir", "x", "--preset", preset, "--num_threads", "1"]).max_length
+    arguments = options(stand_in, tmp_path, preset, max_length=length)
+    if preset != "owt":  # the stand-in has 32 positions
+        arguments += ["--max_position_embeddings", "512"]
+    args = study.parse_study_args(arguments)
+    data = study.load_data(args)
+    for name, settings in {**ideas.RUNS, **tables.DENOISERS}.items():
+        trainer = study.make_trainer(args, data, tmp_path / name, 0, **settings)
+        assert trainer.max_sequence_length >= length
+
+
+def test_a_run_resumes_before_its_last_step(tmp_path):
+    for step, whole in ((5, True), (10, True), (15, False), (20, True)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if whole:
+            (folder / "trainer_state.json").write_text("{}")
+    assert study.last_checkpoint(tmp_path, 20) == str(tmp_path / "checkpoint-10")
+    assert study.last_checkpoint(tmp_path, 5) is None
 
 
 @pytest.fixture
@@ -177,11 +222,29 @@ def test_gibbs_sampling_draws_every_token_from_its_conditional(data):
         shares = torch.tensor([0.1, 0.2, 0.3, 0.4])
         model.cls.predictions.bias[[SEP, 5, 6, 7]] = shares.log()
         model.cls.predictions.bias[MASK] = 9.0  # never to be drawn
-    texts = torch.tensor(baselines.gibbs_samples(model, data, 400, 10, 25))
+    texts = torch.tensor(baselines.gibbs_samples(model, data, 400, 10))
     assert texts.shape == (400, 10)
     found = torch.bincount(texts.flatten(), minlength=8) / texts.numel()
     assert found[[0, 1, 2, 4]].sum() == 0
     assert torch.allclose(found[[SEP, 5, 6, 7]], shares, atol=4 * (0.25 / 4000) ** 0.5)
+
+
+def test_bert_mouth_learns_where_texts_end(stand_in, tmp_path, data, monkeypatch):
+    """Terminators are masked as often as other tokens, the start never."""
+    batches = []
+    collate = DataCollatorForLanguageModeling.__call__
+    monkeypatch.setattr(
+        DataCollatorForLanguageModeling,
+        "__call__",
+        lambda *args, **kw: batches.append(collate(*args, **kw)) or batches[-1],
+    )
+    args = study.parse_study_args(options(stand_in, tmp_path, max_steps=40))
+    baselines.train_baseline(args, data, "BERT-Mouth", 0)
+    labels = torch.cat([batch["labels"].flatten() for batch in batches])
+    counts = torch.bincount(torch.cat([torch.tensor(row) for row in data.train["input_ids"]]))
+    share = (labels == SEP).sum() / (labels != -100).sum()
+    assert share.item() == pytest.approx((counts[SEP] / counts[SEP:].sum()).item(), abs=0.05)
+    assert not set(labels.tolist()) - {-100, SEP, 5, 6, 7}
 
 
 def test_the_decoder_s_nats_are_those_of_its_own_draws(data):
@@ -206,19 +269,21 @@ def test_texts_end_at_their_first_terminator(data):
 
 
 @pytest.mark.slow
-def test_a_killed_study_goes_on_where_it_was(stand_in, tmp_path):
+@pytest.mark.parametrize("moment", ["checkpoint-20", "checkpoint-60", "curve.json"])
+def test_a_killed_study_goes_on_where_it_was(stand_in, tmp_path, moment):
+    """In the middle, at the last checkpoint, and while the final bound is measured."""
     def command(output_dir):
-        arguments = options(stand_in, output_dir, max_steps=60, eval_steps=5, only="baseline")
+        arguments = options(stand_in, output_dir, max_steps=60, eval_steps=5, save_steps=5, only="baseline")
         return [sys.executable, str(FOLDER / "ideas.py"), *arguments]
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run(command(whole), env=ENVIRONMENT, check=True, capture_output=True)
     process = subprocess.Popen(command(killed), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (killed / "runs" / "baseline" / "0" / "checkpoint-20").exists():
+    while not (killed / "runs" / "baseline" / "0" / moment).exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "results.json").exists()
@@ -235,8 +300,8 @@ def test_two_processes_run_a_study(stand_in, tmp_path, script):
     arguments = options(stand_in, tmp_path, only=names[script])
     subprocess.run([*launcher, str(FOLDER / script), *arguments], env=ENVIRONMENT, check=True, capture_output=True)
     run = tmp_path / "runs" / names[script] / "0"
-    assert (run / "model.safetensors").exists()
     if script == "ideas.py":
         assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["seeds"] == [0]
     else:
-        assert len(json.loads((run / "texts.json").read_text())) == 6
+        assert (run / "model" / "model.safetensors").exists()
+        assert len(json.loads((run / "texts-6.json").read_text())) == 6
