@@ -13,6 +13,7 @@ import pytest
 import torch
 from toys import MASK, SEP, toy_config, toy_tokenizer
 from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel, DataCollatorForLanguageModeling, set_seed
+from transformers.utils import logging
 
 FOLDER = Path(__file__).parents[2] / "examples" / "reproduce"
 sys.path.insert(0, str(FOLDER))
@@ -22,6 +23,14 @@ import study  # noqa: E402
 import tables  # noqa: E402
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+
+
+@pytest.fixture(autouse=True)
+def own_verbosity():
+    """The studies are quiet; other tests look at what is logged."""
+    before = logging.get_verbosity()
+    yield
+    logging.set_verbosity(before)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +81,8 @@ def test_ideas_start_with_each_preset(stand_in, tmp_path, preset):
     assert len(set(bounds.values())) == len(bounds)  # the settings of each reach its training
 
 
-@pytest.mark.parametrize("preset", ["lm1b", pytest.param("owt", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["sotu", "lm1b", "owt"])
 def test_tables_start_with_each_preset(stand_in, tmp_path, preset):
     arguments = options(stand_in, tmp_path, preset)
     tables.main(arguments)
@@ -272,6 +282,7 @@ def test_texts_end_at_their_first_terminator(data):
 @pytest.mark.parametrize("moment", ["checkpoint-20", "checkpoint-60", "curve.json"])
 def test_a_killed_study_goes_on_where_it_was(stand_in, tmp_path, moment):
     """In the middle, at the last checkpoint, and while the final bound is measured."""
+
     def command(output_dir):
         arguments = options(stand_in, output_dir, max_steps=60, eval_steps=5, save_steps=5, only="baseline")
         return [sys.executable, str(FOLDER / "ideas.py"), *arguments]
