@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
     (folder / "pairs.jsonl").write_text(
         "".join(
             json.dumps({"early": early, "late": late}) + "\n"
-            for early, late in (("a b", "b a"), ("c", "c c a"), ("a b", None), ("b b a c", "a"), ("c " * 40, "b"))
+            for early, late in (("a b", "b a"), ("c " * 40, "b"), ("c", "c c a"), ("a b", None), ("b b a c", "a"))
         )
     )
     scheduler = AbsorbingStateScheduler(gen_length=6)
