@@ -5,7 +5,7 @@ and targets, and the held-out bound by step.
     python examples/reproduce/ideas.py --output_dir outputs/ideas
 
 The same command, started again, goes on where it was; seeds can be divided among processes (`--seeds 0`), and a last
-call puts all together. `--preset lm1b` and `--preset owt` are the papers' settings, for `accelerate launch`.
+call puts all together. `--preset lm1b` and `--preset owt` have the papers' sizes, for `accelerate launch`.
 """
 
 import json

@@ -4,7 +4,7 @@ Study 2: the rows of the papers' tables, all trained on one budget, and what the
     python examples/reproduce/tables.py --output_dir outputs/tables --seeds 0
 
 The same command, started again, goes on where it was. It measures the seconds last, of all models in turn, and each
-time anew: on a machine that does nothing else. `--preset lm1b` and `--preset owt` are the papers' settings, for
+time anew: on a machine that does nothing else. `--preset lm1b` and `--preset owt` have the papers' sizes, for
 `accelerate launch`.
 """
 
