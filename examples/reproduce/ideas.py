@@ -9,6 +9,7 @@ call puts all together. `--preset lm1b` and `--preset owt` have the papers' size
 """
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -46,7 +47,11 @@ IDEAS = {
 
 
 def summarise(args: StudyArguments, records: list[dict]) -> dict:
-    """Means over seeds with their standard errors; differences to the baseline are of the same seeds."""
+    """
+    Means over seeds with their standard errors. Differences to the baseline are of the same seeds; all runs share the
+    noise of the measurement, which a difference is free of if its schedules are the same. Curves are of fewer rows and
+    draws: each is shifted to end at its run's bound.
+    """
     by_name = {name: {record["seed"]: record for record in records if record["name"] == name} for name in RUNS}
     rows = []
     for name, runs in by_name.items():
@@ -55,15 +60,19 @@ def summarise(args: StudyArguments, records: list[dict]) -> dict:
         bounds = [run["bound"] for run in runs.values()]
         common = [seed for seed in runs if seed in by_name["baseline"]]
         differences = [runs[seed]["bound"] - by_name["baseline"][seed]["bound"] for seed in common]
-        curves = [dict(run["curve"]) for run in runs.values()]
+        curves = [shifted_curve(run) for run in runs.values()]
         steps = [step for step in curves[0] if all(step in curve for curve in curves)]
+        noise = statistics.mean(run["standard_error"] for run in runs.values())
+        difference, error = mean_and_error(differences)
+        if error is not None and RUNS[name].get("schedule") != BASE.get("schedule"):
+            error = math.hypot(error, noise, by_name["baseline"][common[0]]["standard_error"])
         rows.append(
             {
                 "name": name,
                 "seeds": [*runs],
                 "bound": mean_and_error(bounds),
-                "difference": mean_and_error(differences),
-                "noise": statistics.mean(run["standard_error"] for run in runs.values()),
+                "difference": (difference, error),
+                "noise": noise,
                 "curve": [[step, *mean_and_error([curve[step] for curve in curves])] for step in steps],
             }
         )
@@ -74,6 +83,12 @@ def summarise(args: StudyArguments, records: list[dict]) -> dict:
     return {"settings": shared[0], "rows": rows}
 
 
+def shifted_curve(record: dict) -> dict[int, float]:
+    """The bound at each measured step, moved by what the last of them is off."""
+    shift = record["bound"] - record["curve"][-1][1]
+    return {step: bound + shift for step, bound in record["curve"]}
+
+
 def mean_and_error(values: list[float]) -> tuple[float | None, float | None]:
     """The mean and its standard error, None where there are too few values."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
@@ -82,10 +97,14 @@ def mean_and_error(values: list[float]) -> tuple[float | None, float | None]:
 
 def markdown_table(summary: dict) -> str:
     """A row for each kind of training."""
-    lines = ["| training | bound, nats per token | against the baseline | seeds |", "|---|---:|---:|---:|"]
+    lines = [
+        "| training | bound, nats per token | noise | against the baseline | seeds |",
+        "|---|---:|---:|---:|---:|",
+    ]
     for row in summary["rows"]:
         difference = "" if row["name"] == "baseline" else figure(row["difference"], "+")
-        lines.append(f"| {row['name']} | {figure(row['bound'])} | {difference} | {len(row['seeds'])} |")
+        figures = [figure(row["bound"]), f"{row['noise']:.3f}", difference, str(len(row["seeds"]))]
+        lines.append(f"| {row['name']} | " + " | ".join(figures) + " |")
     return "\n".join(lines)
 
 

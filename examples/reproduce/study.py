@@ -79,6 +79,8 @@ def parse_study_args(arguments: list[str] | None) -> StudyArguments:
         raise ValueError(f"`preset` must be one of {sorted(presets)}, got {preset!r}.")
     parser.set_defaults(**yaml.safe_load(presets[preset].read_text()))
     (args,) = parser.parse_args_into_dataclasses(arguments)
+    if args.max_steps % args.eval_steps:
+        raise ValueError(f"`max_steps` must be a multiple of `eval_steps` {args.eval_steps}, got {args.max_steps}.")
     torch.set_num_threads(args.num_threads)
     logging.set_verbosity_error()
     # What one process is done with may take others long.

@@ -118,6 +118,7 @@ def test_records_of_other_settings_are_not_taken_for_these(stand_in, tmp_path):
     ("arguments", "message"),
     [
         ({"preset": "c4"}, r"`preset` must be one of \['lm1b', 'owt', 'sotu'\], got 'c4'"),
+        ({"max_steps": 3, "eval_steps": 2}, "`max_steps` must be a multiple of `eval_steps` 2, got 3"),
         ({"only": "magic"}, r"`only` must be of .* got \['magic'\]"),
     ],
 )
@@ -157,16 +158,23 @@ def test_differences_are_of_the_same_seeds():
     assert rows["prefix time"]["bound"] == (pytest.approx(6.2), pytest.approx(1.1))
     assert rows["prefix time"]["difference"] == (pytest.approx(0.2), pytest.approx(0.1))
     table = ideas.markdown_table({"rows": [*rows.values()]})
-    assert "| prefix time | 6.200 ± 1.100 | +0.200 ± 0.100 | 2 |" in table
-    assert "| baseline | 6.000 ± 1.000 |  | 2 |" in table
+    assert "| prefix time | 6.200 ± 1.100 | 0.010 | +0.200 ± 0.100 | 2 |" in table
+    assert "| baseline | 6.000 ± 1.000 | 0.010 |  | 2 |" in table
 
 
-def test_curves_are_joined_by_step():
+def test_schedules_do_not_share_the_noise_of_the_measurement():
+    names = ("baseline", "spindle, paper's h, tilted")
+    records = [record_of(name, seed, 5.0 + seed) for seed in (0, 1) for name in names]
+    (_, spindle) = ideas.summarise(study.StudyArguments("x"), records)["rows"]
+    assert spindle["difference"] == (0, pytest.approx(2**0.5 * 0.01))
+
+
+def test_curves_are_joined_by_step_and_end_at_the_bound():
     longer = record_of("baseline", 1, 6.0, [(0, 7.0), (1, 6.0), (2, 5.0)])
     (row,) = ideas.summarise(study.StudyArguments("x"), [longer, record_of("baseline", 0, 5.0, [(0, 9.0), (2, 8.0)])])[
         "rows"
     ]
-    assert [point[:2] for point in row["curve"]] == [[0, 8.0], [2, 6.5]]
+    assert [point[:2] for point in row["curve"]] == [[0, 7.0], [2, 5.5]]
 
 
 def test_runs_of_different_settings_are_not_put_together():
