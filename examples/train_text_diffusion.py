@@ -52,11 +52,11 @@ def take(dataset, rows):
     return dataset if rows is None else dataset.take(min(rows, len(dataset)) if has_length(dataset) else rows)
 
 
-def add_adapter(model, args: ModelArguments, time_conditioning: str):
+def add_adapter(model, args: ModelArguments, time_conditioning: str | None):
     from peft import LoraConfig, get_peft_model
 
     # New parts of the model, which tell it the time, are trained whole.
-    new = None if time_conditioning == "none" else ["time_mlp"]
+    new = None if time_conditioning in (None, "none") else ["time_mlp"]
     config = LoraConfig(
         r=args.lora_r, lora_alpha=args.lora_alpha, target_modules=args.lora_target_modules, modules_to_save=new
     )

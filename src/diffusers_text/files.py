@@ -11,7 +11,8 @@ def move_files(source: Path, target: Path, stale_patterns: list[str]):
     Args:
         source, target (`Path`): folders on one file system.
         stale_patterns (`list[str]`): what is removed from `target` where it was not just written: weights in another
-            number of files, which would be loaded in place of the new ones or by nobody.
+            number of files, which would be loaded in place of the new ones or by nobody. Folders that this leaves
+            empty are removed as well.
     """
     moved = set()
     for new in [path for path in source.rglob("*") if path.is_file()]:
@@ -25,6 +26,8 @@ def move_files(source: Path, target: Path, stale_patterns: list[str]):
         for old in set(target.glob(pattern)) - moved:
             if old.is_file():
                 old.unlink()
+                if old.parent != target and not any(old.parent.iterdir()):
+                    old.parent.rmdir()
 
 
 def write_text(path: str | Path, text: str):

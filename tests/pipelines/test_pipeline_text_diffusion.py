@@ -380,6 +380,18 @@ def test_flat_layout_loads(tmp_path):
     assert type(AutoModelForMaskedLM.from_pretrained(tmp_path)) is type(pipe.model)
 
 
+def test_a_flat_folder_is_not_made_two_pipelines(tmp_path):
+    """What loads the model alone would find the old one."""
+    pipe = build()
+    for part in (pipe.model, pipe.tokenizer, pipe.scheduler):
+        part.save_pretrained(tmp_path)
+    pipe.save_config(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="`save_directory` .* has a pipeline as the Trainer saves it"):
+        pipe.save_pretrained(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
     pipe = build()
     pipe.save_pretrained(tmp_path)

@@ -911,9 +911,48 @@ def test_small_times_are_drawn_more_often_where_they_weigh_much(tmp_path):
         ({}, 1),
     ]
     for kwargs, power in powers:
-        args = TextDiffusionTrainingArguments(str(tmp_path), use_cpu=True, **kwargs)
-        assert args.time_power == power
-    assert args.objective == "mlm"
+        assert trainer_of(tmp_path, **kwargs).args.time_power == power
+    assert TextDiffusionTrainingArguments(str(tmp_path), use_cpu=True).objective == "mlm"
+
+
+def test_arguments_serve_several_trainers(tmp_path):
+    args, parts = arguments(tmp_path, objective="mlm"), {"processing_class": toy_tokenizer()}
+    parts["train_dataset"] = Dataset.from_dict({"text": TEXTS})
+    first = TextDiffusionTrainer(toy_model(), args, **parts)
+    args.schedule = "spindle"
+    second = TextDiffusionTrainer(toy_model(), args, **parts)
+    assert (first.args.mask_sampling, second.args.mask_sampling) == ("count", "independent")
+    bound = TextDiffusionTrainer(toy_model(), dataclasses.replace(args, objective="continuous"), **parts)
+    assert (second.args.time_power, bound.args.time_power) == (1.0, 2.0)
+
+
+def test_a_conditioned_model_goes_on_as_it_is(tmp_path):
+    toy_model(time_conditioning="prefix").save_pretrained(tmp_path / "model")
+    parts = {"processing_class": toy_tokenizer(), "train_dataset": Dataset.from_dict({"text": TEXTS})}
+    trainer = TextDiffusionTrainer(str(tmp_path / "model"), arguments(tmp_path / "run"), **parts)
+    assert trainer.model.config.time_conditioning == "prefix"
+
+
+def test_a_folder_of_other_things_is_not_taken(tmp_path):
+    """Where a pipeline's parts would be looked for, nothing is lost and nothing hidden."""
+    trainer = trainer_of(tmp_path / "before")
+    source = tmp_path / "project" / "model" / "net.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("import torch")
+    for attempt in (lambda: trainer_of(tmp_path / "project"), lambda: trainer.save_model(str(tmp_path / "project"))):
+        with pytest.raises(ValueError, match="`output_dir` .* has 'model', which is not a pipeline's"):
+            attempt()
+    assert source.read_text() == "import torch"
+
+
+def test_a_pipeline_s_folder_can_be_trained_into(tmp_path):
+    TextDiffusionPipeline(toy_model(), toy_tokenizer(), AbsorbingStateScheduler()).save_pretrained(tmp_path)
+    trainer = trainer_of(tmp_path)
+    trainer.save_model()
+    assert not [name for name in ("model", "scheduler", "tokenizer") if (tmp_path / name).exists()]
+    assert_same_weights(
+        weights_of(TextDiffusionPipeline.from_pretrained(tmp_path).model), weights_of(trainer.model), rtol=0, atol=0
+    )
 
 
 def test_counting_is_the_default_where_it_is_possible(tmp_path):

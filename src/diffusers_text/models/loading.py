@@ -7,7 +7,7 @@ from .modeling_diffusion_bert import DiffusionBertForMaskedDiffusion
 
 
 def load_denoiser(
-    pretrained_model_name_or_path: str, time_conditioning: str = "none", from_scratch: bool = False, **kwargs
+    pretrained_model_name_or_path: str, time_conditioning: str | None = None, from_scratch: bool = False, **kwargs
 ) -> PreTrainedModel:
     r"""
     A denoiser from any encoder's checkpoint: [`DiffusionBertForMaskedDiffusion`] for BERT, and what
@@ -15,8 +15,9 @@ def load_denoiser(
 
     Args:
         pretrained_model_name_or_path (`str`): folder or Hub id.
-        time_conditioning (`str`, defaults to `"none"`):
-            `"none"`, `"layerwise"` or `"prefix"`, see [`DiffusionBertConfig`]; the latter two for BERT only.
+        time_conditioning (`str`, *optional*):
+            `"none"`, `"layerwise"` or `"prefix"`, see [`DiffusionBertConfig`]; the latter two for BERT only. By
+            default the checkpoint's own.
         from_scratch (`bool`, defaults to `False`): random weights for the checkpoint's config.
         kwargs: as in [`~transformers.PreTrainedModel.from_pretrained`], values for the config among them.
 
@@ -35,20 +36,22 @@ def load_denoiser(
     """
     config = AutoConfig.from_pretrained(pretrained_model_name_or_path, **kwargs)
     if config.model_type not in ("bert", DiffusionBertConfig.model_type):
-        if time_conditioning != "none":
+        if time_conditioning not in (None, "none"):
             raise ValueError(f"`time_conditioning={time_conditioning!r}` is for BERT, not for a {config.model_type}.")
         if from_scratch:
             return AutoModelForMaskedLM.from_config(config)
         return AutoModelForMaskedLM.from_pretrained(pretrained_model_name_or_path, **kwargs)
     config = DiffusionBertConfig.from_pretrained(pretrained_model_name_or_path, **kwargs)
-    if config.time_conditioning not in ("none", time_conditioning):
+    if time_conditioning is None:
+        time_conditioning = config.time_conditioning
+    elif config.time_conditioning not in ("none", time_conditioning):
         raise ValueError(
             f"`time_conditioning` is {time_conditioning!r}, but the checkpoint was trained with"
             f" {config.time_conditioning!r}."
         )
     if from_scratch:
         config.time_conditioning = time_conditioning
-        return DiffusionBertForMaskedDiffusion(config)
+        return AutoModelForMaskedLM.from_config(config)
     return DiffusionBertForMaskedDiffusion.from_pretrained(
         pretrained_model_name_or_path, time_conditioning=time_conditioning, **kwargs
     )

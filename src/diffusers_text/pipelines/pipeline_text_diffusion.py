@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline, SchedulerMixin
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+from diffusers.schedulers.scheduling_utils import SCHEDULER_CONFIG_NAME
 from diffusers.utils import logging
 from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
@@ -460,8 +461,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 Whether to call [`push_to_hub`] as well, with `push_kwargs`; `repo_id` defaults to the folder's name.
 
         Raises:
-            ValueError: the model has a PEFT adapter that is not merged, which could not be loaded again; or unknown
-                arguments.
+            ValueError: the model has a PEFT adapter that is not merged, which could not be loaded again; the folder
+                has a pipeline as [`TextDiffusionTrainer`] saves it; or unknown arguments.
         """
         if push_kwargs and not push_to_hub:
             raise ValueError(f"`save_pretrained` does not know {sorted(push_kwargs)} without `push_to_hub=True`.")
@@ -471,6 +472,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 " `pipe.model = pipe.model.merge_and_unload()`."
             )
         save_directory = Path(save_directory)
+        if (save_directory / SCHEDULER_CONFIG_NAME).exists():
+            raise ValueError(_flat_folder("save_directory", save_directory))
         save_directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=save_directory, prefix=".saving-") as folder:
             super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
@@ -503,8 +506,13 @@ class TextDiffusionPipeline(DiffusionPipeline):
 
         Returns:
             [`~huggingface_hub.CommitInfo`]: the commit.
+
+        Raises:
+            ValueError: the repository has a pipeline as [`TextDiffusionTrainer`] pushes it.
         """
         repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+        if file_exists(repo_id, SCHEDULER_CONFIG_NAME, token=token):
+            raise ValueError(_flat_folder("repo_id", repo_id))
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, variant=variant, max_shard_size=max_shard_size)
             if not file_exists(repo_id, "README.md", token=token):
@@ -517,6 +525,14 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 create_pr=create_pr,
                 delete_patterns=_weight_patterns(variant),  # but for what is uploaded
             )
+
+
+def _flat_folder(name: str, folder: str | os.PathLike) -> str:
+    """Why a pipeline is not saved where the Trainer saved one: what loads its model alone would find the old one."""
+    return (
+        f"`{name}` {str(folder)!r} has a pipeline as the Trainer saves it, without folders for its parts: choose"
+        " another."
+    )
 
 
 def _weight_patterns(variant: str | None) -> list[str]:

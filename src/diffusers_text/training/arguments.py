@@ -9,6 +9,7 @@ from ..schedulers.sampling import check_positive_int, is_number
 
 OBJECTIVES = ["continuous", "discrete", "mlm"]
 MASK_SAMPLINGS = ["count", "independent"]
+TIME_CONDITIONINGS = ["none", "layerwise", "prefix"]
 
 
 @dataclass
@@ -20,8 +21,9 @@ class TextDiffusionTrainingArguments(TrainingArguments):
     not finite stops the training.
 
     Args:
-        time_conditioning (`str`, defaults to `"none"`):
-            How the denoiser is told the time: `"none"`, `"layerwise"` or `"prefix"`, see [`DiffusionBertConfig`].
+        time_conditioning (`str`, *optional*):
+            How the denoiser is told the time: `"none"`, `"layerwise"` or `"prefix"`, see [`DiffusionBertConfig`]; by
+            default as the model is.
         schedule (`str`, defaults to `"linear"`): noise schedule, see [`AbsorbingStateScheduler`].
         spindle_lambda (`float`, defaults to 0.3), spindle_information (`str`, defaults to `"surprisal"`), spindle_mean
             (`str`, defaults to `"corpus"`): of the schedule `"spindle"`.
@@ -80,9 +82,12 @@ class TextDiffusionTrainingArguments(TrainingArguments):
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Whether to hide losses that are not finite; here they stop the training."}
     )
-    time_conditioning: str = field(
-        default="none",
-        metadata={"help": "How the denoiser is told the time.", "choices": ["none", "layerwise", "prefix"]},
+    time_conditioning: str | None = field(
+        default=None,
+        metadata={
+            "help": "How the denoiser is told the time, by default as it was before.",
+            "choices": TIME_CONDITIONINGS,
+        },
     )
     schedule: str = field(default="linear", metadata={"help": "Noise schedule.", "choices": [*NOISE_SCHEDULES]})
     spindle_lambda: float = field(default=0.3, metadata={"help": "Strength of the spindle in [0, 1]."})
@@ -152,9 +157,6 @@ class TextDiffusionTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         self._check()
-        if self.time_power is None:
-            has_cross_entropy = self.objective == "discrete" and self.cross_entropy_weight > 0
-            self.time_power = 1.0 if self.objective == "mlm" or has_cross_entropy else 2.0
         if self.greater_is_better is None and self.metric_for_best_model is not None:
             self.greater_is_better = self.metric_for_best_model.endswith("accuracy")
         super().__post_init__()
@@ -177,6 +179,9 @@ class TextDiffusionTrainingArguments(TrainingArguments):
             ("schedule", [*NOISE_SCHEDULES]),
             ("objective", OBJECTIVES),
             ("mask_sampling", [None, *MASK_SAMPLINGS]),
+            ("time_conditioning", [None, *TIME_CONDITIONINGS]),
+            ("spindle_information", ["surprisal", "log_count"]),
+            ("spindle_mean", ["corpus", "sentence"]),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}.")

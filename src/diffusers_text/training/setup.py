@@ -1,5 +1,6 @@
 """What training begins with: rows of token ids, and the noise."""
 
+import copy
 from dataclasses import fields
 
 from accelerate.utils import broadcast_object_list
@@ -68,7 +69,7 @@ def check_components(model, tokenizer, scheduler, args):
     """Raises a `ValueError` for components that do not go together, before any work is done."""
     token_settings(tokenizer)  # raises without a mask token
     conditioning = model.config.to_dict().get("time_conditioning", "none")
-    if args.time_conditioning not in ("none", conditioning):
+    if args.time_conditioning not in (None, conditioning):
         raise ValueError(
             f"`time_conditioning` is {args.time_conditioning!r} in `args`, but {conditioning!r} in `model`: load the"
             " model with `load_denoiser`."
@@ -97,15 +98,23 @@ def check_components(model, tokenizer, scheduler, args):
         _check_same_noise("`scheduler`", scheduler.config, asked)
 
 
-def choose_mask_sampling(args, scheduler: AbsorbingStateScheduler) -> str:
-    """`args.mask_sampling`, by default by count where that is possible; raises where it is asked for and is not."""
+def with_choices(args, scheduler: AbsorbingStateScheduler):
+    """
+    A copy of `args` with what they leave open: `mask_sampling`, by default by count where that is possible, and
+    `time_power`. Raises where counts are asked for and are not possible.
+    """
     is_possible = args.objective != "discrete" and not scheduler.noise.token_dependent
     if args.mask_sampling == "count" and not is_possible:
         raise ValueError(
             "`mask_sampling='count'` needs continuous time and a schedule that treats all tokens alike, got the"
             f" objective {args.objective!r} and {scheduler.config.schedule!r}."
         )
-    return args.mask_sampling or ("count" if is_possible else "independent")
+    args = copy.copy(args)
+    args.mask_sampling = args.mask_sampling or ("count" if is_possible else "independent")
+    if args.time_power is None:
+        has_cross_entropy = args.objective == "discrete" and args.cross_entropy_weight > 0
+        args.time_power = 1.0 if args.objective == "mlm" or has_cross_entropy else 2.0
+    return args
 
 
 def create_scheduler(args, tokenizer, train_dataset, checkpoint: str | None) -> AbsorbingStateScheduler:

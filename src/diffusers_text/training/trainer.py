@@ -35,11 +35,11 @@ from .order import RowOrder
 from .samples import sample_texts, write_samples
 from .setup import (
     check_components,
-    choose_mask_sampling,
     create_scheduler,
     prepare_dataset,
     prepare_evaluation,
     resumed_scheduler,
+    with_choices,
 )
 
 logger = logging.get_logger(__name__)
@@ -57,7 +57,7 @@ class TextDiffusionTrainer(Trainer):
 
     Args:
         model ([`~transformers.PreTrainedModel`] or `str`): the denoiser, or where [`load_denoiser`] finds it.
-        args ([`TextDiffusionTrainingArguments`]): the arguments.
+        args ([`TextDiffusionTrainingArguments`]): the arguments, of which `trainer.args` is a copy.
         processing_class ([`~transformers.PreTrainedTokenizerBase`]): the tokenizer.
         train_dataset, eval_dataset (`datasets.Dataset`, `datasets.IterableDataset`; for evaluation a `dict` as well):
             With a column of texts, of pairs or of prompts and completions by the names in `args`, which are tokenized
@@ -107,7 +107,7 @@ class TextDiffusionTrainer(Trainer):
         eval_dataset = prepare_evaluation(eval_dataset, processing_class, args)
         if scheduler is None:
             scheduler = create_scheduler(args, processing_class, train_dataset, self.resumed_from)
-        args.mask_sampling = choose_mask_sampling(args, scheduler)
+        args = with_choices(args, scheduler)
         if isinstance(train_dataset, IterableDataset):
             # To the Trainer a stream has no passes, and so no place to take up again in the second one.
             train_dataset = train_dataset.repeat(None)
@@ -466,6 +466,7 @@ class TextDiffusionTrainer(Trainer):
             super().save_model(output_dir, _internal_call=True)
             return
         output_dir = self.args.output_dir if output_dir is None else output_dir
+        check_folder(output_dir)
         staging = Path(output_dir, STAGING_NAME)
         with explained_failure("The model", output_dir), self.ema_weights():
             super().save_model(str(staging), _internal_call=True)
