@@ -50,7 +50,13 @@ pipeline_loading_utils.LOADABLE_CLASSES["diffusers_text"] = {
 def __getattr__(name):
     if name not in _SUBMODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_SUBMODULE_OF[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_SUBMODULE_OF[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise ImportError(f"`{name}` needs {error.name}: install the extra `train`.") from error
+    return getattr(module, name)
 
 
 def __dir__():

@@ -276,7 +276,7 @@ def test_a_call_changes_no_config():
         ({"gen_length": 0}, "`gen_length` must be an integer >= 1, got 0"),
         ({"vocab_size": 1.0}, "`vocab_size` must be an integer >= 1, got 1.0"),
         ({"temperature": -1.0}, "`temperature` must be a finite number >= 0, got -1.0"),
-        ({"top_k": 0}, "`top_k` must be an integer >= 1, got 0"),
+        ({"top_k": -1}, "`top_k` must be None or an integer >= 0, got -1"),
         ({"top_p": 1.5}, r"`top_p` must be None or a number in \(0, 1\], got 1.5"),
     ],
 )

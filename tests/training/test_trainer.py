@@ -908,7 +908,6 @@ def test_small_times_are_drawn_more_often_where_they_weigh_much(tmp_path):
         ({"objective": "discrete"}, 1),
         ({"objective": "mlm"}, 1),
         ({"objective": "mlm", "time_power": 1.5}, 1.5),
-        ({}, 1),
     ]
     for kwargs, power in powers:
         assert trainer_of(tmp_path, **kwargs).args.time_power == power

@@ -24,7 +24,7 @@ class DataCollatorForTextDiffusion:
     A row holds `input_ids`, and where it has them `attention_mask`, `token_type_ids` and `prompt_length`, the number
     of tokens at its start that are given and not generated. A batch holds `input_ids` [batch, seq], `labels` [batch,
     seq] (the ids of maskable tokens that are not given, -100 elsewhere), `attention_mask` where there is padding, and
-    `token_type_ids` where the rows have them.
+    `token_type_ids` and `copy_number` where the rows have them.
 
     Example:
 
@@ -56,6 +56,8 @@ class DataCollatorForTextDiffusion:
         batch = {"input_ids": self._padded(rows, "input_ids", inside, self.tokenizer.pad_token_id)}
         if "token_type_ids" in rows[0]:
             batch["token_type_ids"] = self._padded(rows, "token_type_ids", inside, self.tokenizer.pad_token_type_id)
+        if "copy_number" in rows[0]:
+            batch["copy_number"] = torch.tensor([row["copy_number"] for row in rows])
         if not inside.all():
             batch["attention_mask"] = inside.long()
         given = torch.tensor([row.get("prompt_length", 0) for row in rows])

@@ -56,6 +56,15 @@ def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
     }
 
 
+def literal_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """The token ids of texts to be scored: what reads like a special token is text as well."""
+    if not texts:
+        return []
+    return tokenizer(texts, add_special_tokens=False, split_special_tokens=True, truncation=False, verbose=False)[
+        "input_ids"
+    ]
+
+
 def maskable_tokens(
     input_ids: torch.LongTensor, tokenizer: PreTrainedTokenizerBase, attention_mask: torch.Tensor | None = None
 ) -> torch.BoolTensor:
@@ -85,4 +94,4 @@ def maskable_tokens(
     return maskable if attention_mask is None else maskable & (attention_mask != 0)
 
 
-__all__ = ["frame_ids", "maskable_tokens", "start_id", "terminator_id", "token_settings"]
+__all__ = ["frame_ids", "literal_ids", "maskable_tokens", "start_id", "terminator_id", "token_settings"]

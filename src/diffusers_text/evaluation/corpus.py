@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.collators import filled, without_padding
 from ..data.packing import pack_ids
-from ..data.special_tokens import maskable_tokens, start_id, terminator_id
+from ..data.special_tokens import literal_ids, maskable_tokens, start_id, terminator_id
 from ..noising import row_key
 
 TEXTS_AT_ONCE = 1000  # that the tokenizer gets
@@ -39,13 +39,18 @@ class Corpus(NamedTuple):
     @property
     def keys(self) -> list[tuple[int, int]]:
         """What the noise of each row depends on: its tokens, and how many rows before it are the same."""
-        seen, keys = Counter(), []
-        for row in self.rows:
-            key = row_key(row["input_ids"])
-            whole = (key, row.get("prompt_length", 0), tuple(row.get("token_type_ids", ())))
-            keys.append((key, seen[whole]))
-            seen[whole] += 1
-        return keys
+        return numbered_keys(self.rows)
+
+
+def numbered_keys(rows: Iterable[dict]) -> list[tuple[int, int]]:
+    """The [`~noising.row_key`] of each row without padding, and how many rows before it are the same."""
+    seen, keys = Counter(), []
+    for row in rows:
+        key = row_key(row["input_ids"])
+        whole = (key, row.get("prompt_length", 0), tuple(row.get("token_type_ids", ())))
+        keys.append((key, seen[whole]))
+        seen[whole] += 1
+    return keys
 
 
 def encode_corpus(
@@ -106,9 +111,7 @@ def encode_corpus(
             blank += len(part) - len(kept)
             words += sum(len(text.split()) for text in kept)
             if kept:
-                # What reads like a special token is text, to be scored like all other.
-                as_text = {"add_special_tokens": False, "split_special_tokens": True}
-                id_lists += tokenizer(kept, truncation=False, verbose=False, **as_text)["input_ids"]
+                id_lists += literal_ids(tokenizer, kept)
             bar.update(len(part))
     if not id_lists:
         raise ValueError(f"The corpus has no text: {len(texts)} texts, {blank} of them blank.")

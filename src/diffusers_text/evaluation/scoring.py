@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..data.collators import DataCollatorForTextDiffusion
-from ..data.special_tokens import maskable_tokens, start_id, terminator_id
+from ..data.special_tokens import literal_ids, maskable_tokens, start_id, terminator_id
 from ..models.sparse_head import conditions_on_time, evaluation_mode, logits_at, max_sequence_length
 from ..noising import row_key
 from .estimators import choose_estimator, pair_variance
@@ -88,10 +88,7 @@ def encode_pairs(tokenizer, texts: list[str], prompts: list[str], with_terminato
     """Rows `[CLS] prompt text [SEP]`, the terminator only where it is asked for, and not after an empty text."""
     start = [i for i in [start_id(tokenizer)] if i is not None]
     end = [i for i in [terminator_id(tokenizer)] if i is not None and with_terminator]
-    ids, given = (
-        tokenizer([*part], add_special_tokens=False, verbose=False)["input_ids"] if part else []
-        for part in (texts, prompts)
-    )
+    ids, given = (literal_ids(tokenizer, [*part]) for part in (texts, prompts))
     return [
         {"input_ids": [*start, *before, *text, *(end if text else [])], "prompt_length": len(start) + len(before)}
         for before, text in zip(given, ids)

@@ -15,6 +15,7 @@ from diffusers.schedulers.scheduling_utils import SCHEDULER_CONFIG_NAME
 from diffusers.utils import logging
 from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ..data.special_tokens import frame_ids, terminator_id, token_settings
 from ..files import move_files
@@ -26,7 +27,7 @@ from ..models.sparse_head import (
     max_sequence_length,
     unwrap_model,
 )
-from ..schedulers.sampling import check_generator, check_positive_int, check_shaping, is_number
+from ..schedulers.sampling import check_generator, check_positive_int, check_shaping, described, is_number
 from .canvas import Canvas
 from .constraints import TokenConstraints, check_constraints
 from .model_card import create_model_card
@@ -36,6 +37,8 @@ from .prompts import Prompt, check_prompts, encode_ids, encode_texts
 
 logger = logging.get_logger(__name__)
 
+# These see the left side only; some classes serve for both.
+CAUSAL_MODELS = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()} - {*MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()}
 # More tokens than that, drawn without seeing each other, and they go together less and less.
 MANY_TOKENS_PER_PASS = 8
 
@@ -74,8 +77,9 @@ class TextDiffusionPipeline(DiffusionPipeline):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, scheduler: SchedulerMixin):
         super().__init__()
         token_settings(tokenizer)  # raises without a mask token
-        if model.config.is_encoder_decoder:
-            raise ValueError(f"`model` is a {type(model).__name__}; a denoiser must be an encoder.")
+        name = type(unwrap_model(model)).__name__
+        if model.config.is_encoder_decoder or name in CAUSAL_MODELS:
+            raise ValueError(f"`model` is a {name}; a denoiser must be an encoder, which sees both sides of a gap.")
         if unwrap_model(model).get_output_embeddings() is None:
             raise ValueError(f"`model` is a {type(model).__name__} without a vocabulary head: load it as a masked LM.")
         if model.config.vocab_size < len(tokenizer):
@@ -161,8 +165,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
             eos_penalty (`float`, defaults to 0.0):
                 Nats taken from the terminator's logit, for longer texts; infinity bans it.
             generator (`torch.Generator` or list of them, *optional*):
-                One for all texts, or one for each, so that a text does not depend on the others in the batch. It may
-                live on the CPU whatever the model's device.
+                One for all texts, or one for each, so that a text does not depend on the others in the batch, but for
+                rounding. It may live on the CPU whatever the model's device.
             output_type (`str`, defaults to `"text"`): `"text"`, or `"seq"` to leave the ids undecoded.
             return_dict (`bool`, defaults to `True`): return an output class, or the tuple of its fields.
             return_trajectory (`bool`, defaults to `False`): record what was written where and when.
@@ -414,8 +418,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 tensors = {"sample": sample, "attention_mask": attention_mask, "positions": positions}
                 tensors["logits"] = logits
                 callback_kwargs = {name: tensors[name] for name in tensor_names}
-                returned = callback(self, canvas.step, timestep, callback_kwargs) or {}
-                sample = returned.get("sample", sample)
+                sample = _returned_sample(callback(self, canvas.step, timestep, callback_kwargs), sample)
             canvas.update(index, sample, timestep)
             newly_revealed = (before == canvas.mask_token_id) & (sample != canvas.mask_token_id)
             yield int(newly_revealed.sum()), len(rows.unique())
@@ -545,14 +548,27 @@ def _weight_patterns(variant: str | None) -> list[str]:
     ]
 
 
+def _returned_sample(returned: dict | None, sample: torch.LongTensor) -> torch.LongTensor:
+    """What a callback made of `sample` [batch, width]; raises unless it is one of its kind."""
+    if returned is None:
+        return sample
+    if not isinstance(returned, dict):
+        raise ValueError(f"`callback_on_step_end` must return a dict or None, got {type(returned).__name__}.")
+    new = returned.get("sample", sample)
+    if not isinstance(new, torch.Tensor) or (new.shape, new.dtype) != (sample.shape, sample.dtype):
+        given = described(new) if isinstance(new, torch.Tensor) else type(new).__name__
+        raise ValueError(f"`callback_on_step_end` must return a `sample` as {described(sample)}, got {given}.")
+    return new
+
+
 def _matched_scheduler(scheduler, settings: dict):
     """`scheduler`, or a copy that has what its config left open; raises when it belongs to another tokenizer."""
-    config = scheduler.config
-    if "mask_token_id" not in config:
+    if not isinstance(scheduler, SchedulerMixin) or "suppressed_token_ids" not in scheduler.config:
         raise ValueError(
             f"`scheduler` is a {type(scheduler).__name__}, which unmasks no text: pass one of this library, such as"
             " AbsorbingStateScheduler."
         )
+    config = scheduler.config
     for name in ("mask_token_id", "vocab_size"):
         if config[name] is not None and config[name] != settings[name]:
             raise ValueError(

@@ -32,8 +32,9 @@ def encode_texts(
     for i, ids in enumerate(encoded["input_ids"]):
         parts = encoded.sequence_ids(i)
         types = encoded["token_type_ids"][i] if "token_type_ids" in encoded else None
-        # Of an empty prompt only the closing separator is left.
-        rows.append(Prompt(ids, types, parts.index(1) if 1 in parts else len(ids) - 1))
+        # Of an empty prompt only the closing separator is left, if the tokenizer writes one.
+        behind = len(ids) - (parts[-1:] == [None])
+        rows.append(Prompt(ids, types, parts.index(1) if 1 in parts else behind))
     return rows
 
 

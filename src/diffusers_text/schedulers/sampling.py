@@ -109,8 +109,8 @@ def check_shaping(temperature, top_k, top_p):
     """Raises unless the three arguments of [`shape_logits`] are in range."""
     if not is_number(temperature) or not 0 <= temperature < math.inf:
         raise ValueError(f"`temperature` must be a finite number >= 0, got {temperature!r}.")
-    if top_k is not None:
-        check_positive_int("top_k", top_k)
+    if top_k is not None and (type(top_k) is not int or top_k < 0):
+        raise ValueError(f"`top_k` must be None or an integer >= 0, got {top_k!r}.")
     if top_p is not None and (not is_number(top_p) or not 0 < top_p <= 1):
         raise ValueError(f"`top_p` must be None or a number in (0, 1], got {top_p!r}.")
 
@@ -157,10 +157,10 @@ def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, to
     Args:
         logits (`torch.Tensor` of shape `[n, vocab]`): unnormalised log-probabilities.
         temperature (`float`): divides the logits; 0 leaves only the argmax.
-        top_k (`int`, *optional*): keep that many of the most probable tokens.
-        top_p (`float`, *optional*): keep the fewest most probable tokens whose mass reaches `top_p`.
+        top_k (`int`, *optional*): keep that many of the most probable tokens; 0 keeps all.
+        top_p (`float`, *optional*): keep the fewest most probable tokens whose mass reaches `top_p`; 1 keeps all.
     """
-    if temperature == 1 and top_k is None and top_p is None:
+    if temperature == 1 and not top_k and top_p in (None, 1):
         return logits
     if temperature == 0:
         argmax = logits.argmax(dim=-1, keepdim=True)
@@ -168,7 +168,7 @@ def shape_logits(logits: torch.Tensor, temperature: float, top_k: int | None, to
     # In double precision, and with the largest logit at 0, no temperature is too small or too large.
     logits = logits.to(precise_dtype(logits.device))
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
+    if top_k and top_k < logits.shape[-1]:
         values, tokens = logits.topk(top_k, dim=-1)
         logits = torch.full_like(logits, -torch.inf).scatter_(-1, tokens, values)
     if top_p is not None and top_p < 1:

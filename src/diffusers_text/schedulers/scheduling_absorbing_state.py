@@ -153,6 +153,10 @@ class AbsorbingStateScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"`mask_token_id` must be an integer >= 0, got {config.mask_token_id!r}.")
         if config.vocab_size is not None:
             check_positive_int("vocab_size", config.vocab_size)
+            if config.mask_token_id is not None and config.mask_token_id >= config.vocab_size:
+                raise ValueError(
+                    f"`mask_token_id` {config.mask_token_id} is not in the vocabulary of {config.vocab_size}."
+                )
         suppressed = config.suppressed_token_ids
         if suppressed is not None and not (
             isinstance(suppressed, list) and all(type(i) is int and i >= 0 for i in suppressed)

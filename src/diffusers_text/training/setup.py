@@ -6,12 +6,15 @@ from dataclasses import fields
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
 
+from ..data.collators import without_padding
 from ..data.preparation import prepare_completions, prepare_pairs, prepare_texts
 from ..data.special_tokens import terminator_id, token_settings
 from ..data.token_counts import count_tokens
+from ..evaluation.corpus import numbered_keys
 from ..models.sparse_head import has_adapter, is_compiled, max_sequence_length, unwrap_model
 from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 
+ROW_COLUMNS = ("input_ids", "attention_mask", "prompt_length", "token_type_ids")
 NOISE_ARGUMENTS = ("schedule", "spindle_lambda", "spindle_information", "spindle_mean")
 NOISE_SETTINGS = (*NOISE_ARGUMENTS, "power", "sigma_min", "sigma_max", "tilt")
 
@@ -52,12 +55,18 @@ def prepare_dataset(dataset, tokenizer, args):
 def prepare_evaluation(dataset, tokenizer, args):
     """
     [`prepare_dataset`] of one evaluation dataset or a dictionary of them. A stream is read whole: every row has to
-    count once, however many processes there are.
+    count once, however many processes there are. Rows that are the same are numbered, for noise of their own.
     """
     if isinstance(dataset, dict):
         return {name: prepare_evaluation(one, tokenizer, args) for name, one in dataset.items()}
     dataset = prepare_dataset(dataset, tokenizer, args)
-    return Dataset.from_list(list(dataset)) if isinstance(dataset, IterableDataset) else dataset
+    if isinstance(dataset, IterableDataset):
+        dataset = Dataset.from_list(list(dataset))
+    if not isinstance(dataset, Dataset) or "copy_number" in dataset.column_names:
+        return dataset
+    plain = dataset.with_format(None).select_columns([name for name in ROW_COLUMNS if name in dataset.column_names])
+    numbers = [number for _, number in numbered_keys(map(without_padding, plain))]
+    return dataset.add_column("copy_number", numbers) if any(numbers) else dataset
 
 
 def _generated_ids(dataset):

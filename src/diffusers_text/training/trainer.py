@@ -321,6 +321,11 @@ class TextDiffusionTrainer(Trainer):
             self._window_start += time.perf_counter() - start
         return metrics
 
+    def predict(self, test_dataset, ignore_keys=None, metric_key_prefix="test"):
+        """[`evaluate`] under another name: `metrics` are its figures, `predictions` the sums they are made of."""
+        test_dataset = prepare_evaluation(test_dataset, self.processing_class, self.args)
+        return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+
     def evaluation_loop(self, *args, **kwargs):
         """The Trainer's, with the averaged weights."""
         with self.ema_weights():
@@ -331,7 +336,9 @@ class TextDiffusionTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         sample, maskable = inputs["input_ids"], inputs["labels"] != -100
         inside = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(maskable)
-        keys = [(row_key(row[kept].tolist()), 0) for row, kept in zip(sample.cpu(), inside.cpu())]
+        numbers = inputs["copy_number"].tolist() if "copy_number" in inputs else [0] * len(sample)
+        rows = zip(sample.cpu(), inside.cpu(), numbers)
+        keys = [(row_key(row[kept].tolist()), number) for row, kept, number in rows]
         scheduler = self.pipeline.scheduler
         num_steps = self.args.num_diffusion_steps if self.args.objective == "discrete" else None
         estimator = choose_estimator(scheduler, None, num_steps)
