@@ -1,9 +1,11 @@
 """What the papers compare with, on BERT's own weights: BERT-Mouth, and a decoder that writes from left to right."""
 
 import math
+from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from datasets import Dataset
 from study import (
     Data,
     StudyArguments,
@@ -28,6 +30,7 @@ from transformers import (
 
 from diffusers_text import logits_at
 
+GIBBS_SWEEPS = 12
 CLASSES = {"BERT-Mouth": AutoModelForMaskedLM, "autoregressive decoder": AutoModelForCausalLM}
 
 
@@ -56,13 +59,18 @@ def train_baseline(args: StudyArguments, data: Data, name: str, seed: int) -> Pr
         if trainer.is_world_process_zero():
             (folder / "unfinished").replace(folder / "model")
         finish_run(folder, folder / "done.json", {"steps": trainer.state.global_step})
+    return load_baseline(folder, name)
+
+
+def load_baseline(folder: Path, name: str) -> PreTrainedModel:
+    """A trained baseline."""
     return CLASSES[name].from_pretrained(folder / "model").eval().to(PartialState().device)
 
 
 @torch.no_grad()
-def exact_nats(model: PreTrainedModel, data: Data) -> float:
-    """The negative log-likelihood of the held-out rows under the decoder, in nats per token."""
-    nats, rows = [], torch.tensor(data.held_out["input_ids"][:])
+def exact_nats(model: PreTrainedModel, rows: Dataset) -> float:
+    """The negative log-likelihood of rows under the decoder, in nats per token."""
+    nats, rows = [], torch.tensor(rows["input_ids"][:])
     for batch in rows.to(model.device).split(32):
         logits = model(input_ids=batch).logits[:, :-1]
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2).float(), batch[:, 1:], reduction="none")
@@ -73,8 +81,8 @@ def exact_nats(model: PreTrainedModel, data: Data) -> float:
 @torch.no_grad()
 def gibbs_samples(model: PreTrainedModel, data: Data, num_texts: int, length: int) -> list[list[int]]:
     """
-    BERT-Mouth (Wang and Cho, arXiv 1902.04094): a token at a time is masked and drawn anew, first each of them once,
-    in random order, then as many times any of them.
+    BERT-Mouth (Wang and Cho, arXiv 1902.04094): from nothing but masks, a token at a time, any of them, is masked and
+    drawn anew, `GIBBS_SWEEPS` times for each on average. None is left out of the draw, as their top 100 would.
     """
     tokenizer, texts = data.tokenizer, []
     suppressed = [i for i in tokenizer.all_special_ids if i != tokenizer.sep_token_id]
@@ -82,8 +90,9 @@ def gibbs_samples(model: PreTrainedModel, data: Data, num_texts: int, length: in
         rows = torch.arange(min(32, num_texts - start))
         canvas = torch.full((len(rows), length + 2), tokenizer.mask_token_id)
         canvas[:, 0], canvas[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
+        # Each once in random order, so that no mask is left, then any.
         order = torch.rand(len(rows), length).argsort(dim=1)
-        for step in range(2 * length):
+        for step in range(GIBBS_SWEEPS * length):
             columns = 1 + (order[:, step] if step < length else torch.randint(length, (len(rows),)))
             canvas[rows, columns] = tokenizer.mask_token_id
             places = rows * canvas.shape[1] + columns

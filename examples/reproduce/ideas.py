@@ -9,7 +9,6 @@ call puts all together. `--preset lm1b` and `--preset owt` have the papers' size
 """
 
 import json
-import math
 import statistics
 from pathlib import Path
 
@@ -26,7 +25,8 @@ BASE = {"objective": "continuous", "mask_sampling": "independent"}
 SPINDLE = {**BASE, "schedule": "spindle"}
 RUNS = {
     "baseline": BASE,
-    "random start": {**BASE, "from_scratch": True},
+    # At the learning rate of the others, no random start leaves the token frequencies behind.
+    "random start": {**BASE, "from_scratch": True, "learning_rate": 5e-4},
     "layer-wise time": {**BASE, "time_conditioning": "layerwise"},
     "prefix time": {**BASE, "time_conditioning": "prefix"},
     "spindle, paper's h, tilted": SPINDLE,
@@ -48,9 +48,8 @@ IDEAS = {
 
 def summarise(args: StudyArguments, records: list[dict]) -> dict:
     """
-    Means over seeds with their standard errors. Differences to the baseline are of the same seeds; all runs share the
-    noise of the measurement, which a difference is free of if its schedules are the same. Curves are of fewer rows and
-    draws: each is shifted to end at its run's bound.
+    Means over seeds with their standard errors. Differences to the baseline are of the same seeds, and so of the same
+    rows. Curves are of fewer rows and draws: each is shifted to end at its run's bound.
     """
     by_name = {name: {record["seed"]: record for record in records if record["name"] == name} for name in RUNS}
     rows = []
@@ -62,21 +61,18 @@ def summarise(args: StudyArguments, records: list[dict]) -> dict:
         differences = [runs[seed]["bound"] - by_name["baseline"][seed]["bound"] for seed in common]
         curves = [shifted_curve(run) for run in runs.values()]
         steps = [step for step in curves[0] if all(step in curve for curve in curves)]
-        noise = statistics.mean(run["standard_error"] for run in runs.values())
-        difference, error = mean_and_error(differences)
-        if error is not None and RUNS[name].get("schedule") != BASE.get("schedule"):
-            error = math.hypot(error, noise, by_name["baseline"][common[0]]["standard_error"])
         rows.append(
             {
                 "name": name,
                 "seeds": [*runs],
                 "bound": mean_and_error(bounds),
-                "difference": (difference, error),
-                "noise": noise,
+                "difference": mean_and_error(differences),
+                "noise": statistics.mean(run["standard_error"] for run in runs.values()),
                 "curve": [[step, *mean_and_error([curve[step] for curve in curves])] for step in steps],
             }
         )
-    names = [name for name in records[0]["settings"] if name in vars(args)]
+    differing = {name for run in RUNS.values() for name in run}
+    names = [name for name in records[0]["settings"] if name in vars(args) and name not in differing]
     shared = [{name: record["settings"][name] for name in names} for record in records]
     if differing := [settings for settings in shared if settings != shared[0]]:
         raise ValueError(f"`output_dir` holds runs of different settings: {shared[0]} and {differing[0]}.")

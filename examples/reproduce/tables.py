@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from baselines import decoder_samples, exact_nats, gibbs_samples, train_baseline
+from baselines import decoder_samples, exact_nats, gibbs_samples, load_baseline, train_baseline
 from matplotlib.figure import Figure
 from study import Data, StudyArguments, load_data, load_pipeline, parse_study_args, run_folder, train_once
 from transformers import set_seed
@@ -29,8 +29,9 @@ NUM_STEPS = 128
 # D3PM's hybrid loss of 2048 steps, which DiffusionBERT takes as well.
 HYBRID = {"objective": "discrete"}
 MDLM = {"objective": "continuous", "mask_sampling": "independent", "time_power": 1.0}
+RANDOM_START = {"from_scratch": True, "learning_rate": 5e-4}  # a higher one leads nowhere
 DENOISERS = {
-    "D3PM": {**HYBRID, "from_scratch": True, "time_conditioning": "layerwise"},
+    "D3PM": {**HYBRID, **RANDOM_START, "time_conditioning": "layerwise"},
     "DiffusionBERT, layer-wise": {**HYBRID, "time_conditioning": "layerwise"},
     "DiffusionBERT, prefix": {**HYBRID, "time_conditioning": "prefix"},
     "DiffusionBERT, time-agnostic": HYBRID,
@@ -38,7 +39,7 @@ DENOISERS = {
     "DiffusionBERT, prefix, spindle": {**HYBRID, "time_conditioning": "prefix", "schedule": "spindle"},
     "DiffusionBERT, time-agnostic, spindle": {**HYBRID, "schedule": "spindle"},
     "DiffusionBERT, time-agnostic, spindle, untilted": {**HYBRID, "schedule": "spindle", "tilt": False},
-    "MDLM": {**MDLM, "from_scratch": True},
+    "MDLM": {**MDLM, **RANDOM_START},
     "MDLM, from BERT": MDLM,
     "defaults of this library": {},
 }
@@ -53,7 +54,8 @@ def measure(args: StudyArguments, data: Data, name: str, seed: int) -> dict:
     folder = run_folder(args, name, seed)
     if name in BASELINES:
         model = train_baseline(args, data, name, seed)
-        nats, error = exact_nats(model, data) if name == "autoregressive decoder" else None, 0.0
+        rows = data.test_rows(args.test_rows, seed)
+        nats, error = exact_nats(model, rows) if name == "autoregressive decoder" else None, 0.0
         texts = baseline_texts(data, name, model, args, folder, seed)
     else:
         record = train_once(args, data, name, seed, **DENOISERS[name])
@@ -69,7 +71,8 @@ def measure_steps(args: StudyArguments, data: Data, seed: int) -> list[dict]:
     for steps in STEPS:
         bound_file = folder / f"bound-{steps}.json"
         if not bound_file.exists():
-            bound = likelihood_bound(pipe, data.held_out, num_inference_steps=steps, batch_size=64)
+            rows = data.test_rows(args.test_rows, seed)
+            bound = likelihood_bound(pipe, rows, num_inference_steps=steps, num_draws=16, batch_size=64)
             if PartialState().is_main_process:
                 write_text(bound_file, json.dumps(bound.to_dict()) + "\n")
             PartialState().wait_for_everyone()
@@ -115,7 +118,7 @@ def spell(ids: list[int], data: Data) -> str:
 
 def quality(args: StudyArguments, texts: list[str], data: Data) -> dict:
     """The measures of texts against as many held-out rows, which end at their first terminator as well."""
-    references = [spell(ids[1:], data) for ids in data.held_out["input_ids"][: args.num_texts]]
+    references = [spell(ids[1:], data) for ids in data.test_rows(args.num_texts, 0)["input_ids"]]
     metrics = generation_metrics(texts, references)
     return {name: metrics[name] for name in TEXT_FIGURES}
 
@@ -131,7 +134,8 @@ def measure_seconds(args: StudyArguments, data: Data) -> dict[str, float]:
                 num_texts_per_prompt=32, num_inference_steps=steps, generator=torch.Generator().manual_seed(seed)
             )
     for name in BASELINES:
-        model = train_baseline(args, data, name, seed)
+        # Trained already; only the first process comes here.
+        model = load_baseline(run_folder(args, name, seed), name)
         writers[name] = lambda name=name, model=model: baseline_samples(data, name, model, args, 32)
     seconds = {name: [] for name in writers}
     for _ in range(4):  # the first round warms up
