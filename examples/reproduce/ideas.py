@@ -14,7 +14,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 from matplotlib.figure import Figure
-from study import StudyArguments, load_data, parse_study_args, train_once
+from study import Data, StudyArguments, frequency_nats, load_data, parse_study_args, provenance, train_once
 
 from diffusers_text.files import write_text
 
@@ -25,8 +25,7 @@ BASE = {"objective": "continuous", "mask_sampling": "independent"}
 SPINDLE = {**BASE, "schedule": "spindle"}
 RUNS = {
     "baseline": BASE,
-    # At the learning rate of the others, no random start leaves the token frequencies behind.
-    "random start": {**BASE, "from_scratch": True, "learning_rate": 5e-4},
+    "random start": {**BASE, "from_scratch": True},
     "layer-wise time": {**BASE, "time_conditioning": "layerwise"},
     "prefix time": {**BASE, "time_conditioning": "prefix"},
     "spindle, paper's h, tilted": SPINDLE,
@@ -71,8 +70,7 @@ def summarise(args: StudyArguments, records: list[dict]) -> dict:
                 "curve": [[step, *mean_and_error([curve[step] for curve in curves])] for step in steps],
             }
         )
-    differing = {name for run in RUNS.values() for name in run}
-    names = [name for name in records[0]["settings"] if name in vars(args) and name not in differing]
+    names = [name for name in records[0]["settings"] if name in vars(args)]
     shared = [{name: record["settings"][name] for name in names} for record in records]
     if differing := [settings for settings in shared if settings != shared[0]]:
         raise ValueError(f"`output_dir` holds runs of different settings: {shared[0]} and {differing[0]}.")
@@ -101,6 +99,7 @@ def markdown_table(summary: dict) -> str:
         difference = "" if row["name"] == "baseline" else figure(row["difference"], "+")
         figures = [figure(row["bound"]), f"{row['noise']:.3f}", difference, str(len(row["seeds"]))]
         lines.append(f"| {row['name']} | " + " | ".join(figures) + " |")
+    lines.append(f"| token frequencies | {figure(summary['token_frequencies'])} | | | |")
     return "\n".join(lines)
 
 
@@ -143,14 +142,16 @@ def main(arguments: list[str] | None = None):
             if PartialState().is_main_process:
                 print(f"{name}, seed {seed}: {record['bound']:.4f}", flush=True)
     if PartialState().is_main_process:
-        report(args)
+        report(args, data)
 
 
-def report(args: StudyArguments):
+def report(args: StudyArguments, data: Data):
     """Writes `results.json`, `table.md` and `plot.png` of all runs that are done."""
     output = Path(args.output_dir)
     records = [json.loads(path.read_text()) for path in sorted(output.glob("runs/*/*/record.json"))]
-    summary = summarise(args, records)
+    seeds = sorted({record["seed"] for record in records})
+    frequencies = [frequency_nats(data, data.test_rows(args.test_rows, seed)) for seed in seeds]
+    summary = {**provenance(), **summarise(args, records), "token_frequencies": mean_and_error(frequencies)}
     write_text(output / "results.json", json.dumps(summary, indent=1) + "\n")
     write_text(output / "table.md", markdown_table(summary) + "\n")
     draw_plot(output / "plot.png", summary)

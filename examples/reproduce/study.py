@@ -1,13 +1,17 @@
 """What the studies share: their arguments, the data, and trainings that go on where they were."""
 
 import json
+import platform
+import shlex
 import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import diffusers
 import torch
+import transformers
 import yaml
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
@@ -20,6 +24,7 @@ from diffusers_text import (
     TextDiffusionPipeline,
     TextDiffusionTrainer,
     TextDiffusionTrainingArguments,
+    count_tokens,
     likelihood_bound,
     load_denoiser,
     load_splits,
@@ -159,6 +164,18 @@ def train_once(args: StudyArguments, data: Data, name: str, seed: int, **setting
     return record
 
 
+def frequency_nats(data: Data, rows: Dataset) -> float:
+    """Nats per token of rows under the frequencies of training tokens, which a model that has learnt more is below."""
+    counts = 1 + torch.tensor(count_tokens(data.train, data.tokenizer, "input_ids")).double()
+    return -(counts / counts.sum()).log()[torch.tensor(rows["input_ids"][:])[:, 1:]].mean().item()
+
+
+def provenance() -> dict:
+    """What figures come from, beside the settings."""
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, diffusers)}
+    return {"command": shlex.join(["python", *sys.argv]), "platform": platform.platform(), **versions}
+
+
 def begin_run(args: StudyArguments, folder: Path, settings: dict) -> dict:
     """All that a run depends on, written into its folder; raises if another run's are there."""
     settings = {**asdict(args), **settings, "num_processes": PartialState().num_processes}
@@ -212,7 +229,8 @@ def make_trainer(args, data, folder, seed, from_scratch=False, tilt=True, **sett
         eval_on_start=True,
         eval_samples=0,
         per_device_eval_batch_size=64,
-        **{**training_settings(args, seed), **settings},
+        **training_settings(args, seed),
+        **settings,
     )
     held_out = data.held_out.select(range(min(args.eval_rows, len(data.held_out))))
     trainer = TextDiffusionTrainer(

@@ -18,7 +18,17 @@ import torch
 from accelerate import PartialState
 from baselines import decoder_samples, exact_nats, gibbs_samples, load_baseline, train_baseline
 from matplotlib.figure import Figure
-from study import Data, StudyArguments, load_data, load_pipeline, parse_study_args, run_folder, train_once
+from study import (
+    Data,
+    StudyArguments,
+    frequency_nats,
+    load_data,
+    load_pipeline,
+    parse_study_args,
+    provenance,
+    run_folder,
+    train_once,
+)
 from transformers import set_seed
 
 from diffusers_text import generation_metrics, likelihood_bound
@@ -29,9 +39,8 @@ NUM_STEPS = 128
 # D3PM's hybrid loss of 2048 steps, which DiffusionBERT takes as well.
 HYBRID = {"objective": "discrete"}
 MDLM = {"objective": "continuous", "mask_sampling": "independent", "time_power": 1.0}
-RANDOM_START = {"from_scratch": True, "learning_rate": 5e-4}  # a higher one leads nowhere
 DENOISERS = {
-    "D3PM": {**HYBRID, **RANDOM_START, "time_conditioning": "layerwise"},
+    "D3PM": {**HYBRID, "from_scratch": True, "time_conditioning": "layerwise"},
     "DiffusionBERT, layer-wise": {**HYBRID, "time_conditioning": "layerwise"},
     "DiffusionBERT, prefix": {**HYBRID, "time_conditioning": "prefix"},
     "DiffusionBERT, time-agnostic": HYBRID,
@@ -39,7 +48,7 @@ DENOISERS = {
     "DiffusionBERT, prefix, spindle": {**HYBRID, "time_conditioning": "prefix", "schedule": "spindle"},
     "DiffusionBERT, time-agnostic, spindle": {**HYBRID, "schedule": "spindle"},
     "DiffusionBERT, time-agnostic, spindle, untilted": {**HYBRID, "schedule": "spindle", "tilt": False},
-    "MDLM": {**MDLM, **RANDOM_START},
+    "MDLM": {**MDLM, "from_scratch": True},
     "MDLM, from BERT": MDLM,
     "defaults of this library": {},
 }
@@ -231,7 +240,9 @@ def main(arguments: list[str] | None = None):
 def report(args: StudyArguments, data: Data, models: list[dict], steps: list[dict]):
     """Writes `results.json`, `tables.md` and `plot.png`."""
     seconds, tokens_per_word = measure_seconds(args, data), data.tokens_per_word
-    results = {"settings": vars(args), "tokens_per_word": tokens_per_word}
+    results = {**provenance(), "settings": vars(args), "tokens_per_word": tokens_per_word}
+    rows = data.test_rows(args.test_rows, args.seeds[0])
+    results["token_frequencies"] = frequency_nats(data, rows)
     results["models"] = [
         row | {"seconds": seconds.get(f"{row['name']}: {NUM_STEPS}", seconds.get(row["name"]))}
         for row in mean_rows(models, "name", tokens_per_word)
