@@ -130,6 +130,12 @@ def test_the_bound_is_the_mean_over_all_orders_of_writing(with_terminator):
             assert value == pytest.approx(pseudo_by_hand(model, row, given), rel=1e-4)
 
 
+def test_what_reads_like_a_special_token_is_scored_as_in_a_corpus(pipe):
+    texts = ["a [MASK] b", "[SEP] c"]
+    bounds = [likelihood_bound(pipe, [text], packing=False, max_length=32) for text in texts]
+    assert score(pipe, texts).tokens == [bound.tokens for bound in bounds]
+
+
 def test_likelier_texts_score_higher_than_unlikely_ones_of_their_length(pipe):
     """All texts of two words, by the mean over the orders of writing them: ranked alike, errors apart."""
     texts = [" ".join(words) for words in itertools.product("abc", repeat=2)]

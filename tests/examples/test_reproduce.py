@@ -131,7 +131,9 @@ def test_wrong_input_is_named(stand_in, tmp_path, arguments, message):
 
 
 def test_a_preset_s_values_stand_back_behind_the_command_line():
-    args = study.parse_study_args(["--output_dir", "x", "--preset", "lm1b", "--max_steps", "100000", "--num_threads", "1"])
+    args = study.parse_study_args(
+        ["--output_dir", "x", "--preset", "lm1b", "--max_steps", "100000", "--num_threads", "1"]
+    )
     assert (args.max_steps, args.learning_rate, args.max_length, args.dataset_name) == (
         100000,
         3e-6,

@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler
+from diffusers import AmusedScheduler, DDPMScheduler
 from toys import CLS, COUNTS, MASK, PAD, SEP, seeded, toy_model, toy_tokenizer
 from transformers import (
     AutoModelForMaskedLM,
@@ -14,6 +14,8 @@ from transformers import (
     BertForMaskedLM,
     DistilBertConfig,
     ElectraConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     ModernBertConfig,
     RobertaConfig,
 )
@@ -310,6 +312,27 @@ def test_a_callback_can_write_on_the_canvas(pipe):
     out = pipe(gen_length=4, callback_on_step_end=callback, generator=seeded())
     assert out.sequences[0][2] == 7
     assert not (out.sequences[0] == MASK).any()
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (5, "must return a dict or None, got int"),
+        ({"sample": None}, "must return a `sample` as .*, got NoneType"),
+        ({"sample": torch.zeros(1, 6)}, "must return a `sample` as .*int64.*, got .*float32"),
+        ({"sample": torch.zeros(1, 5, dtype=torch.long)}, "must return a `sample` as .*, got "),
+    ],
+)
+def test_what_a_callback_returns_is_checked(pipe, returned, message):
+    with pytest.raises(ValueError, match=message):
+        pipe(gen_length=4, callback_on_step_end=lambda *args: returned)
+
+
+def test_top_k_0_and_top_p_1_take_back_the_config_s(pipe):
+    free = build()(gen_length=6, num_texts_per_prompt=20, generator=seeded()).texts
+    shaped = build(top_k=1, top_p=0.5)
+    assert shaped(gen_length=6, num_texts_per_prompt=20, top_k=0, top_p=1.0, generator=seeded()).texts == free
+    assert shaped(gen_length=6, num_texts_per_prompt=20, generator=seeded()).texts != free
 
 
 def test_progress_counts_forward_passes_or_tokens(capsys):
@@ -702,6 +725,14 @@ def test_wrong_components_are_named():
         build(suppressed_token_ids=[])
     with pytest.raises(ValueError, match="`scheduler` is a DDPMScheduler"):
         TextDiffusionPipeline(toy_model(), toy_tokenizer(), DDPMScheduler())
+    with pytest.raises(ValueError, match="`scheduler` is a AmusedScheduler"):
+        TextDiffusionPipeline(toy_model(), toy_tokenizer(), AmusedScheduler(mask_token_id=MASK))
+    with pytest.raises(ValueError, match="`scheduler` is a NoneType"):
+        TextDiffusionPipeline(toy_model(), toy_tokenizer(), None)
+    with pytest.raises(ValueError, match="`model` is a GPT2LMHeadModel; a denoiser must be an encoder"):
+        build(model=GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=16, n_layer=1, n_head=2)))
+    with pytest.raises(ValueError, match="`mask_token_id` 7 is not in the vocabulary of 5"):
+        AbsorbingStateScheduler(vocab_size=5, mask_token_id=7)
     with pytest.raises(ValueError, match="resize_token_embeddings"):
         build(model=toy_model(vocab_size=7))
 

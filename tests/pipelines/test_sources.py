@@ -96,6 +96,14 @@ def test_a_model_without_token_types_gets_none():
     assert len(output.texts[0].split()) <= 3
 
 
+def test_a_source_stays_out_of_the_text_whatever_the_tokenizer_adds():
+    pipe = pipeline()
+    pipe.tokenizer.backend_tokenizer.post_processor = None
+    output = pipe(source="a b c", gen_length=2, num_texts_per_prompt=20, generator=seeded())
+    assert {len(text.split()) for text in output.texts} <= {0, 1, 2}
+    assert all(sequence[:3].tolist() == [A, B, C] for sequence in output.sequences)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

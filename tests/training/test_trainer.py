@@ -34,6 +34,7 @@ from diffusers_text import (
     TextDiffusionPipeline,
     TextDiffusionTrainer,
     TextDiffusionTrainingArguments,
+    likelihood_bound,
     token_settings,
 )
 from diffusers_text.noising import draw_noise, keyed_generator
@@ -476,6 +477,24 @@ def test_the_moving_average_follows_its_rule_and_is_what_counts(tmp_path, decay)
     again = trainer_of(tmp_path / "again", model=saved, evaluation=TEXTS)
     assert raw_bound(again) == pytest.approx(bound, rel=1e-5)
     assert raw_bound(trainer) != pytest.approx(bound, rel=1e-5)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_figure_is_that_of_likelihood_bound_also_where_rows_repeat(packing, tmp_path):
+    texts = ["a b c", "a", "c c b", "a b c", "a", "a"] * 3
+    trainer = trainer_of(tmp_path, evaluation=texts, packing=packing, max_length=8, per_device_eval_batch_size=4)
+    found = figures_of(trainer)
+    bound = likelihood_bound(trainer.pipeline, texts, packing=packing, max_length=8, num_draws=4)
+    assert found["bound"] == pytest.approx(bound.nats_per_token, rel=1e-5)
+    assert found["bound_standard_error"] == pytest.approx(bound.standard_error, rel=1e-4)
+    again = figures_of(trainer, Dataset.from_dict({"text": texts if packing else texts[::-1]}))
+    assert again["bound"] == pytest.approx(found["bound"], rel=1e-5)
+
+
+def test_texts_can_be_predicted_as_they_can_be_evaluated(tmp_path):
+    trainer = trainer_of(tmp_path, evaluation=TEXTS)
+    metrics = trainer.predict(Dataset.from_dict({"text": TEXTS})).metrics
+    assert metrics["test_bound"] == trainer.evaluate()["eval_bound"]
 
 
 def test_a_prediction_is_by_the_average_as_an_evaluation_is(tmp_path):
