@@ -110,7 +110,7 @@ def check_components(model, tokenizer, scheduler, args):
 def with_choices(args, scheduler: AbsorbingStateScheduler):
     """
     A copy of `args` with what they leave open: `mask_sampling`, by default by count where that is possible, and
-    `time_power`. Raises where counts are asked for and are not possible.
+    `time_power`. Raises where counts are asked for and are not possible, or a smallest time where none is drawn.
     """
     is_possible = args.objective != "discrete" and not scheduler.noise.token_dependent
     if args.mask_sampling == "count" and not is_possible:
@@ -120,6 +120,12 @@ def with_choices(args, scheduler: AbsorbingStateScheduler):
         )
     args = copy.copy(args)
     args.mask_sampling = args.mask_sampling or ("count" if is_possible else "independent")
+    draws_times = args.mask_sampling == "independent" and args.objective != "discrete"
+    if args.time_epsilon != type(args).time_epsilon and not draws_times:
+        raise ValueError(
+            "`time_epsilon` goes with `mask_sampling='independent'` in continuous time, got the mask sampling"
+            f" {args.mask_sampling!r} and the objective {args.objective!r}."
+        )
     if args.time_power is None:
         has_cross_entropy = args.objective == "discrete" and args.cross_entropy_weight > 0
         args.time_power = 1.0 if args.objective == "mlm" or has_cross_entropy else 2.0
