@@ -80,8 +80,8 @@ def measure_steps(args: StudyArguments, data: Data, seed: int) -> list[dict]:
     for steps in STEPS:
         bound_file = folder / f"bound-{steps}.json"
         if not bound_file.exists():
-            rows = data.test_rows(args.test_rows, seed)
-            bound = likelihood_bound(pipe, rows, num_inference_steps=steps, num_draws=16, batch_size=64)
+            measured = data.test_rows(args.test_rows, seed)
+            bound = likelihood_bound(pipe, measured, num_inference_steps=steps, num_draws=16, batch_size=64)
             if PartialState().is_main_process:
                 write_text(bound_file, json.dumps(bound.to_dict()) + "\n")
             PartialState().wait_for_everyone()
