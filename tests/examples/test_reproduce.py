@@ -325,6 +325,8 @@ def test_a_killed_study_goes_on_where_it_was(stand_in, tmp_path, moment):
     assert not (killed / "results.json").exists()
     subprocess.run(command(killed), env=ENVIRONMENT, check=True, capture_output=True)
     found, expected = (json.loads((folder / "results.json").read_text()) for folder in (killed, whole))
+    assert str(killed) in found.pop("command")
+    assert str(whole) in expected.pop("command")
     assert found == expected
 
 
