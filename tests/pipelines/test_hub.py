@@ -94,6 +94,20 @@ def test_the_flat_layout_of_a_trainer_loads_from_the_hub_with_everything_beside_
         + SAMPLE
     )
     assert pulled == local
+    # What loads the model alone would find the old one beside a pipeline of another layout.
+    before = hub.files("user/flat")
+    refused = python(
+        """
+    from diffusers_text import TextDiffusionPipeline
+    pipe = TextDiffusionPipeline.from_pretrained("user/flat")
+    try:
+        pipe.push_to_hub("user/flat")
+    except ValueError as error:
+        print(error)
+    """
+    )
+    assert "`repo_id` 'user/flat' has a pipeline as the Trainer saves it" in refused
+    assert hub.files("user/flat") == before
 
 
 def test_components_push_and_pull_alone(hub, python, tmp_path):
