@@ -36,6 +36,23 @@ def test_import_is_lazy_and_registers():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_without_extras_all_but_training_works():
+    """What `pip install .` leaves out: matplotlib draws, and is named where it is missing."""
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['matplotlib', 'evaluate', 'peft', 'rouge_score', 'gguf', 'lm_eval']))\n"
+        "import diffusers_text, diffusers_text.commands.main\n"
+        "for name in set(diffusers_text.__all__) - {'TextDiffusionTrainer'}:\n"
+        "    getattr(diffusers_text, name)\n"
+        "try:\n"
+        "    diffusers_text.TextDiffusionTrainer\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said.strip() == "`TextDiffusionTrainer` needs matplotlib: install the extra `train`."
+
+
 def test_rooms_import_in_one_direction():
     """models and schedulers know nobody; losses knows schedulers; data knows neither models nor pipelines."""
     forbidden = {

@@ -150,8 +150,8 @@ def report(args: StudyArguments, data: Data):
     output = Path(args.output_dir)
     records = [json.loads(path.read_text()) for path in sorted(output.glob("runs/*/*/record.json"))]
     seeds = sorted({record["seed"] for record in records})
-    frequencies = [frequency_nats(data, data.test_rows(args.test_rows, seed)) for seed in seeds]
-    summary = {**provenance(), **summarise(args, records), "token_frequencies": mean_and_error(frequencies)}
+    frequencies = mean_and_error(frequency_nats(args, data, seeds))
+    summary = {**provenance(), **summarise(args, records), "token_frequencies": frequencies}
     write_text(output / "results.json", json.dumps(summary, indent=1) + "\n")
     write_text(output / "table.md", markdown_table(summary) + "\n")
     draw_plot(output / "plot.png", summary)

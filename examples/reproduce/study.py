@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from diffusers_text import (
     AbsorbingStateScheduler,
+    LikelihoodBound,
     TextDiffusionPipeline,
     TextDiffusionTrainer,
     TextDiffusionTrainingArguments,
@@ -156,7 +157,7 @@ def train_once(args: StudyArguments, data: Data, name: str, seed: int, **setting
         curve = [[step, bound] for step, bound in logs.items() if step % args.eval_steps == 0]
         finish_run(folder, curve_file, curve)
     pipe = load_pipeline(folder)
-    bound = likelihood_bound(pipe, data.test_rows(args.test_rows, seed), num_draws=16, batch_size=64)
+    bound = held_out_bound(args, data, pipe, seed)
     figures = {"bound": bound.nats_per_token, "standard_error": bound.standard_error, "tokens": bound.tokens}
     curve = json.loads(curve_file.read_text())
     record = {"name": name, "seed": seed, "settings": run_settings, "curve": curve, **figures}
@@ -164,10 +165,21 @@ def train_once(args: StudyArguments, data: Data, name: str, seed: int, **setting
     return record
 
 
-def frequency_nats(data: Data, rows: Dataset) -> float:
-    """Nats per token of rows under the frequencies of training tokens, which a model that has learnt more is below."""
+def held_out_bound(args, data, pipe, seed, num_inference_steps: int | None = None) -> LikelihoodBound:
+    """The bound of a seed's test rows."""
+    rows = data.test_rows(args.test_rows, seed)
+    return likelihood_bound(pipe, rows, num_inference_steps=num_inference_steps, num_draws=16, batch_size=64)
+
+
+def frequency_nats(args: StudyArguments, data: Data, seeds: list[int]) -> list[float]:
+    """
+    Nats per token of each seed's test rows under the frequencies of training tokens, which a model that has learnt
+    more is below.
+    """
     counts = 1 + torch.tensor(count_tokens(data.train, data.tokenizer, "input_ids")).double()
-    return -(counts / counts.sum()).log()[torch.tensor(rows["input_ids"][:])[:, 1:]].mean().item()
+    nats = -(counts / counts.sum()).log()
+    rows = [torch.tensor(data.test_rows(args.test_rows, seed)["input_ids"][:]) for seed in seeds]
+    return [nats[ids[:, 1:]].mean().item() for ids in rows]
 
 
 def provenance() -> dict:

@@ -22,6 +22,7 @@ from study import (
     Data,
     StudyArguments,
     frequency_nats,
+    held_out_bound,
     load_data,
     load_pipeline,
     parse_study_args,
@@ -31,7 +32,7 @@ from study import (
 )
 from transformers import set_seed
 
-from diffusers_text import generation_metrics, likelihood_bound
+from diffusers_text import generation_metrics
 from diffusers_text.evaluation.generation import generate_texts
 from diffusers_text.files import write_text
 
@@ -80,8 +81,7 @@ def measure_steps(args: StudyArguments, data: Data, seed: int) -> list[dict]:
     for steps in STEPS:
         bound_file = folder / f"bound-{steps}.json"
         if not bound_file.exists():
-            measured = data.test_rows(args.test_rows, seed)
-            bound = likelihood_bound(pipe, measured, num_inference_steps=steps, num_draws=16, batch_size=64)
+            bound = held_out_bound(args, data, pipe, seed, steps)
             if PartialState().is_main_process:
                 write_text(bound_file, json.dumps(bound.to_dict()) + "\n")
             PartialState().wait_for_everyone()
@@ -126,7 +126,7 @@ def spell(ids: list[int], data: Data) -> str:
 
 
 def quality(args: StudyArguments, texts: list[str], data: Data) -> dict:
-    """The measures of texts against as many held-out rows, which end at their first terminator as well."""
+    """The measures of texts against at most as many held-out rows, which end at their first terminator as well."""
     references = [spell(ids[1:], data) for ids in data.test_rows(args.num_texts, 0)["input_ids"]]
     metrics = generation_metrics(texts, references)
     return {name: metrics[name] for name in TEXT_FIGURES}
@@ -191,6 +191,10 @@ def markdown_tables(results: dict) -> str:
             texts += [f"{row['bleu']:.4f}", f"{row['self_bleu']:.4f}", f"{row['entropy']:.2f}"]
             texts += [f"{row['length_mean']:.1f}", f"{row['seconds']:.2f}"]
             lines.append(f"| {row[key]} | " + " | ".join(texts) + " |")
+        if key == "name":
+            nats = results["token_frequencies"]
+            per_token, per_word = math.exp(nats), math.exp(nats * results["tokens_per_word"])
+            lines.append(f"| token frequencies | {nats:.3f} | {per_token:.1f} | {per_word:.1f} |" + " |" * 5)
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
 
@@ -241,8 +245,7 @@ def report(args: StudyArguments, data: Data, models: list[dict], steps: list[dic
     """Writes `results.json`, `tables.md` and `plot.png`."""
     seconds, tokens_per_word = measure_seconds(args, data), data.tokens_per_word
     results = {**provenance(), "settings": vars(args), "tokens_per_word": tokens_per_word}
-    rows = data.test_rows(args.test_rows, args.seeds[0])
-    results["token_frequencies"] = frequency_nats(data, rows)
+    results["token_frequencies"] = statistics.mean(frequency_nats(args, data, args.seeds))
     results["models"] = [
         row | {"seconds": seconds.get(f"{row['name']}: {NUM_STEPS}", seconds.get(row["name"]))}
         for row in mean_rows(models, "name", tokens_per_word)

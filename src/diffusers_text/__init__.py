@@ -53,9 +53,9 @@ def __getattr__(name):
     try:
         module = import_module(f"{__name__}.{_SUBMODULE_OF[name]}")
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if error.name.partition(".")[0] != "matplotlib":
             raise
-        raise ImportError(f"`{name}` needs {error.name}: install the extra `train`.") from error
+        raise ImportError(f"`{name}` needs matplotlib: install the extra `train`.") from error
     return getattr(module, name)
 
 

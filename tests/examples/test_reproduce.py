@@ -106,7 +106,9 @@ def test_tables_start_with_each_preset(stand_in, tmp_path, preset):
     for row in [*results["models"], *results["steps"], *again["models"], *again["steps"]]:
         del row["seconds"]
     assert again == results
-    assert (tmp_path / "tables.md").read_text().startswith("| model | nats per token |")
+    written = (tmp_path / "tables.md").read_text()
+    assert written.startswith("| model | nats per token |")
+    assert f"| token frequencies | {results['token_frequencies']:.3f} | " in written
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -172,9 +174,11 @@ def test_frequencies_are_those_of_training(data):
         for token in row[1:]:
             counts[token] += 1
     total = sum(counts.values())
-    row = data.held_out["input_ids"][0]
-    expected = -sum(math.log(counts[token] / total) for token in row[1:]) / (len(row) - 1)
-    assert study.frequency_nats(data, data.held_out.select([0])) == pytest.approx(expected)
+    args = study.StudyArguments("x", test_rows=2)
+    found = study.frequency_nats(args, data, [0, 2])
+    for nats, seed in zip(found, [0, 2], strict=True):
+        tokens = [token for row in data.test_rows(2, seed)["input_ids"] for token in row[1:]]
+        assert nats == pytest.approx(-sum(math.log(counts[token] / total) for token in tokens) / len(tokens))
 
 
 def test_test_rows_are_spread_and_of_one_seed_each():

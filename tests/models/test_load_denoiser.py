@@ -43,12 +43,15 @@ def test_values_of_the_config_may_be_others(bert, from_scratch):
 
 
 def test_arguments_of_loading_go_through(bert):
-    assert load_denoiser(bert, dtype=torch.bfloat16).dtype == torch.bfloat16
+    for from_scratch in (False, True):
+        assert load_denoiser(bert, from_scratch=from_scratch, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_a_checkpoint_of_one_conditioning_takes_no_other(bert, tmp_path):
     load_denoiser(bert, "layerwise").save_pretrained(tmp_path)
-    assert load_denoiser(tmp_path, "layerwise").config.time_conditioning == "layerwise"
+    for same in ("layerwise", None):
+        assert load_denoiser(tmp_path, same).config.time_conditioning == "layerwise"
+        assert load_denoiser(tmp_path, same, from_scratch=True).config.time_conditioning == "layerwise"
     for other in ("none", "prefix"):
         with pytest.raises(ValueError, match="`time_conditioning` is '(none|prefix)', but the checkpoint"):
             load_denoiser(tmp_path, other)

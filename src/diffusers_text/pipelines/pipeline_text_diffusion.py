@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline, SchedulerMixin
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
-from diffusers.schedulers.scheduling_utils import SCHEDULER_CONFIG_NAME
 from diffusers.utils import logging
 from huggingface_hub import create_repo, file_exists, upload_folder
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ..data.special_tokens import frame_ids, terminator_id, token_settings
 from ..files import move_files
+from ..layouts import FLAT_MARK, check_not_flat, replaced_by_parts
 from ..models.sparse_head import (
     HiddenStateCache,
     conditions_on_time,
@@ -475,12 +475,11 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 " `pipe.model = pipe.model.merge_and_unload()`."
             )
         save_directory = Path(save_directory)
-        if (save_directory / SCHEDULER_CONFIG_NAME).exists():
-            raise ValueError(_flat_folder("save_directory", save_directory))
+        check_not_flat("save_directory", str(save_directory), (save_directory / FLAT_MARK).exists())
         save_directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=save_directory, prefix=".saving-") as folder:
             super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
-            move_files(Path(folder), save_directory, _weight_patterns(variant))
+            move_files(Path(folder), save_directory, replaced_by_parts(variant))
         if push_to_hub:
             repo_id = push_kwargs.pop("repo_id", save_directory.resolve().name)
             self.push_to_hub(repo_id, variant=variant, max_shard_size=max_shard_size, **push_kwargs)
@@ -514,8 +513,7 @@ class TextDiffusionPipeline(DiffusionPipeline):
             ValueError: the repository has a pipeline as [`TextDiffusionTrainer`] pushes it.
         """
         repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
-        if file_exists(repo_id, SCHEDULER_CONFIG_NAME, token=token):
-            raise ValueError(_flat_folder("repo_id", repo_id))
+        check_not_flat("repo_id", repo_id, file_exists(repo_id, FLAT_MARK, token=token))
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, variant=variant, max_shard_size=max_shard_size)
             if not file_exists(repo_id, "README.md", token=token):
@@ -526,26 +524,8 @@ class TextDiffusionPipeline(DiffusionPipeline):
                 token=token,
                 commit_message=commit_message or f"Upload {type(self).__name__}",
                 create_pr=create_pr,
-                delete_patterns=_weight_patterns(variant),  # but for what is uploaded
+                delete_patterns=replaced_by_parts(variant),  # but for what is uploaded
             )
-
-
-def _flat_folder(name: str, folder: str | os.PathLike) -> str:
-    """Why a pipeline is not saved where the Trainer saved one: what loads its model alone would find the old one."""
-    return (
-        f"`{name}` {str(folder)!r} has a pipeline as the Trainer saves it, without folders for its parts: choose"
-        " another."
-    )
-
-
-def _weight_patterns(variant: str | None) -> list[str]:
-    """Where a save of `variant` may have left weights: in one file, or in shards with their index."""
-    name, index = (f"model.{variant}", f"index.{variant}") if variant else ("model", "index")
-    return [
-        f"model/{name}.safetensors",
-        f"model/{name}-*-of-*.safetensors",
-        f"model/model.safetensors.{index}.json",
-    ]
 
 
 def _returned_sample(returned: dict | None, sample: torch.LongTensor) -> torch.LongTensor:

@@ -9,7 +9,14 @@ from ..schedulers.sampling import check_positive_int, is_number
 
 OBJECTIVES = ["continuous", "discrete", "mlm"]
 MASK_SAMPLINGS = ["count", "independent"]
-TIME_CONDITIONINGS = ["none", "layerwise", "prefix"]
+CHOSEN_ARGUMENTS = (
+    "time_conditioning",
+    "schedule",
+    "spindle_information",
+    "spindle_mean",
+    "objective",
+    "mask_sampling",
+)
 
 
 @dataclass
@@ -86,7 +93,7 @@ class TextDiffusionTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "How the denoiser is told the time, by default as it was before.",
-            "choices": TIME_CONDITIONINGS,
+            "choices": ["none", "layerwise", "prefix"],
         },
     )
     schedule: str = field(default="linear", metadata={"help": "Noise schedule.", "choices": [*NOISE_SCHEDULES]})
@@ -175,14 +182,9 @@ class TextDiffusionTrainingArguments(TrainingArguments):
         for name in ("head_chunk_size", "dataset_num_proc"):
             if getattr(self, name) is not None:
                 check_positive_int(name, getattr(self, name))
-        for name, allowed in (
-            ("schedule", [*NOISE_SCHEDULES]),
-            ("objective", OBJECTIVES),
-            ("mask_sampling", [None, *MASK_SAMPLINGS]),
-            ("time_conditioning", [None, *TIME_CONDITIONINGS]),
-            ("spindle_information", ["surprisal", "log_count"]),
-            ("spindle_mean", ["corpus", "sentence"]),
-        ):
+        for name in CHOSEN_ARGUMENTS:
+            described = self.__dataclass_fields__[name]
+            allowed = ([None] if described.default is None else []) + described.metadata["choices"]
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}.")
         for name in ("ema_decay", "time_epsilon"):

@@ -11,25 +11,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..layouts import check_can_be_flat
+
 logger = logging.get_logger(__name__)
 
 STAGING_NAME = ".saving"  # where a folder is filled before it gets its name
-# What a pipeline of another layout may have left in a folder: diffusers' own, which would be loaded in place of the
-# flat one, and weights in another number of files.
-PARTS = ["model", "scheduler", "tokenizer"]
-STALE_PATTERNS = [
-    "model/config.json",
-    "model/generation_config.json",
-    "model/model*.safetensors*",
-    "scheduler/scheduler_config.json",
-    "tokenizer/*.json",
-    "tokenizer/*.jinja",
-    "tokenizer/*.model",
-    "tokenizer/merges.txt",
-    "tokenizer/vocab.txt",
-    "model.safetensors*",
-    "model-*-of-*.safetensors",
-]
 
 
 def find_checkpoint(output_dir: str, resume_from_checkpoint: str | bool | None) -> str | None:
@@ -74,15 +60,10 @@ def is_whole(folder: Path) -> bool:
 
 def check_folder(folder: str):
     """
-    Raises, before any work is done, an `OSError` where no file can be written, and a `ValueError` where something else
-    has the name of a pipeline's part: the pipeline would be looked for in there.
+    Raises, before any work is done, an `OSError` where no file can be written, and a `ValueError` where a pipeline
+    could be saved and not be loaded.
     """
-    known = {path for pattern in STALE_PATTERNS for path in Path(folder).glob(pattern)}
-    for part in [Path(folder, name) for name in PARTS]:
-        if part.exists() and not (part.is_dir() and any(part.iterdir()) and known.issuperset(part.iterdir())):
-            raise ValueError(
-                f"`output_dir` {str(folder)!r} has {part.name!r}, which is not a pipeline's: choose another folder."
-            )
+    check_can_be_flat("output_dir", folder)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -6,7 +6,7 @@ from huggingface_hub import upload_folder
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
-from .checkpoints import STALE_PATTERNS
+from ..layouts import REPLACED_BY_FLAT
 
 IGNORED = ["_*", ".*", "checkpoint-*"]  # of the output folder
 
@@ -17,7 +17,7 @@ def upload_output(trainer, message: str, token: str | None, revision: str | None
         repo_id=trainer.hub_model_id,
         folder_path=trainer.args.output_dir,
         ignore_patterns=IGNORED,
-        delete_patterns=STALE_PATTERNS,
+        delete_patterns=REPLACED_BY_FLAT,
         commit_message=message,
         token=token,
         revision=revision,

@@ -66,7 +66,7 @@ def prepare_evaluation(dataset, tokenizer, args):
         return dataset
     plain = dataset.with_format(None).select_columns([name for name in ROW_COLUMNS if name in dataset.column_names])
     numbers = [number for _, number in numbered_keys(map(without_padding, plain))]
-    return dataset.add_column("copy_number", numbers) if any(numbers) else dataset
+    return dataset.add_column("copy_number", numbers)
 
 
 def _generated_ids(dataset):

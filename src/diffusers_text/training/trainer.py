@@ -18,6 +18,7 @@ from ..data.collators import DataCollatorForTextDiffusion
 from ..data.special_tokens import terminator_id
 from ..evaluation.estimators import choose_estimator, draw_estimates
 from ..files import move_files
+from ..layouts import REPLACED_BY_FLAT
 from ..losses import BoundTerms
 from ..models.loading import load_denoiser
 from ..models.sparse_head import conditions_on_time, has_adapter, logits_at, max_sequence_length, sum_over_logits
@@ -27,7 +28,7 @@ from ..schedulers.scheduling_absorbing_state import AbsorbingStateScheduler
 from .arguments import TextDiffusionTrainingArguments
 from .callbacks import EMA_NAME, BeginRun, PlotLog, StopOnSigterm, WeightAverage
 from .card import create_training_card
-from .checkpoints import STAGING_NAME, STALE_PATTERNS, check_folder, explained_failure, find_checkpoint
+from .checkpoints import STAGING_NAME, check_folder, explained_failure, find_checkpoint
 from .hub import upload_checkpoint, upload_output
 from .metrics import COUNTED, evaluation_figures, figures, row_sums
 from .noise import training_noise
@@ -480,7 +481,7 @@ class TextDiffusionTrainer(Trainer):
             if self.args.should_save:
                 if has_adapter(self.model):
                     self._save_merged(staging)
-                move_files(staging, Path(output_dir), STALE_PATTERNS)
+                move_files(staging, Path(output_dir), REPLACED_BY_FLAT)
                 shutil.rmtree(staging)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub and not _internal_call:
