@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from .schedulers.sampling import check_positive_int, check_times, precise_dtype
+from .schedulers.sampling import check_positive_int, check_times, precise_dtype, rows_at_a_time
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -270,7 +270,7 @@ def _masked_positions(scheduler, logits, sample, noisy_sample, timesteps, positi
             scheduler.noise.token_offsets(targets[:, None], context).squeeze(-1),
             scheduler.noise.vocabulary_offsets(logits.shape[-1], context, logits.device),
         )
-    times = None if timesteps is None else timesteps.to(precise_dtype(logits.device))[rows]
+    times = None if timesteps is None else timesteps.to(logits.device, precise_dtype(logits.device))[rows]
     return _Masked(logits, rows, times, targets, *offsets)
 
 
@@ -290,7 +290,7 @@ def _predict(
         log_pi, _, correct = SubsPrediction.apply(logits, masked.targets, mask_token_id, None, overwrite_logits)
         return log_pi, None, log_pi, correct
     if not scheduler.config.tilt:
-        ratios = ratio(masked.times[:, None].to(dtype), h.to(dtype))
+        ratios = ratio(masked.times[:, None].to(dtype), h.to(dtype)).to(dtype)
         log_pi, expected, correct = SubsPrediction.apply(
             logits, masked.targets, mask_token_id, ratios, overwrite_logits
         )
@@ -309,20 +309,17 @@ class SubsPrediction(torch.autograd.Function):
     log pi_x [n] and sum_k pi_k w_k [n] of pi = softmax(logits) with [MASK] ruled out (SUBS, MDLM), and whether x is
     the most probable token, bool [n].
 
-    Forward and backward each pass over the logits [n, vocab] once, a chunk of rows at a time that stays in cache, and
-    keep nothing of that size beside them; with `overwrite_logits` the gradient takes their place. Half precision ends
+    Forward and backward each pass over the logits [n, vocab] once, [`rows_at_a_time`], and keep nothing of that size
+    beside them; with `overwrite_logits` the gradient takes their place. Half precision ends
     here: weights of 1 / t are out of its range. `weights` [1 or n, vocab] get no gradient.
     """
 
-    CHUNK = 2**18  # elements of a chunk, 1 MB in float32: it and its temporaries stay in cache
-
     @staticmethod
     def forward(ctx, logits, targets, mask_token_id, weights, overwrite_logits=False):
-        n, vocab_size = logits.shape
-        log_target = logits.new_empty(n, dtype=_loss_dtype(logits))
+        log_target = logits.new_empty(len(logits), dtype=_loss_dtype(logits))
         log_normalizer, expected = torch.empty_like(log_target), torch.zeros_like(log_target)
         correct = torch.empty_like(targets, dtype=torch.bool)
-        for rows in SubsPrediction.chunks(n, vocab_size):
+        for rows in SubsPrediction.chunks(logits):
             scores = SubsPrediction.scores(logits[rows], mask_token_id)
             log_normalizer[rows] = scores.logsumexp(dim=-1)
             target_scores = scores.gather(-1, targets[rows, None]).squeeze(-1)
@@ -341,7 +338,7 @@ class SubsPrediction(torch.autograd.Function):
     def backward(ctx, grad_log_target, grad_expected, _):
         logits, targets, weights, log_normalizer, expected = ctx.saved_tensors
         grad_logits = logits if ctx.overwrite_logits else torch.empty_like(logits)
-        for rows in SubsPrediction.chunks(*logits.shape):
+        for rows in SubsPrediction.chunks(logits):
             pi = SubsPrediction.scores(logits[rows], ctx.mask_token_id).sub_(log_normalizer[rows, None]).exp_()
             # d log pi_x / d logit_k = [k = x] - pi_k;   d sum_j pi_j w_j / d logit_k = pi_k (w_k - sum_j pi_j w_j)
             if weights is None:
@@ -355,9 +352,9 @@ class SubsPrediction(torch.autograd.Function):
         return grad_logits, None, None, None, None
 
     @staticmethod
-    def chunks(n, vocab_size):
-        size = max(1, SubsPrediction.CHUNK // vocab_size)
-        return [slice(start, start + size) for start in range(0, n, size)]
+    def chunks(logits):
+        size = rows_at_a_time(logits.device, logits.shape[-1])
+        return [slice(start, start + size) for start in range(0, len(logits), size)]
 
     @staticmethod
     def scores(logits, mask_token_id):

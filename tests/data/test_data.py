@@ -6,7 +6,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from toys import CLS, MASK, PAD, SEP, UNK, toy_tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerFast
 
 from diffusers_text import AbsorbingStateScheduler, count_tokens, maskable_tokens, pack_texts, token_settings
 from diffusers_text.data.special_tokens import frame_ids
@@ -101,6 +101,15 @@ def test_settings_follow_the_tokenizer(tokenizer):
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="no mask token"):
         token_settings(tokenizer)
+
+
+def test_special_tokens_without_a_role_are_neither_written_nor_words(tokenizer, tmp_path):
+    tokenizer.add_tokens([AddedToken("<|x|>", special=True), AddedToken("<|word|>", special=False)])
+    tokenizer.save_pretrained(tmp_path)
+    for same in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert 8 not in same.all_special_ids
+        assert token_settings(same)["suppressed_token_ids"] == [PAD, UNK, CLS, 8]
+        assert frame_ids(same) == {PAD, CLS, SEP, MASK, 8}
 
 
 def test_a_token_that_ends_texts_is_no_word_even_where_it_is_the_unknown_token_as_well():

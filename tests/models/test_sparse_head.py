@@ -10,6 +10,7 @@ from transformers import (
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
+    IBertConfig,
     ModernBertConfig,
     MPNetConfig,
     RobertaConfig,
@@ -41,6 +42,7 @@ CONFIGS = {
     "deberta-v2": DebertaV2Config(**SIZES),
     "xlm-roberta": XLMRobertaConfig(**SIZES),
     "mpnet": MPNetConfig(**SIZES),
+    "ibert": IBertConfig(**SIZES),
 }
 
 
@@ -111,7 +113,7 @@ def test_times_for_a_stock_model_are_an_error(inputs):
 def test_cached_states_run_the_head_only_and_give_the_same_logits(model, inputs):
     runs = []
     words = model.get_input_embeddings()
-    words.register_forward_hook(lambda module, args, output: runs.append(output.shape[0]))
+    words.register_forward_hook(lambda module, args, output: runs.append(args[0].shape[0]))
     cache = HiddenStateCache()
     positions = torch.tensor([3, 12])
 
@@ -144,7 +146,9 @@ def test_own_model_caches_too():
         torch.testing.assert_close(cache.logits_at(model, positions, **inputs), logits_at(model, positions, **inputs))
 
 
-@pytest.mark.parametrize(("name", "length"), [("bert", 64), ("roberta", 62), ("distilbert", 64), ("modernbert", 64)])
+@pytest.mark.parametrize(
+    ("name", "length"), [("bert", 64), ("roberta", 62), ("ibert", 62), ("distilbert", 64), ("modernbert", 64)]
+)
 def test_longest_sequence_is_what_the_model_takes(name, length):
     model = stock_model(name)
     assert max_sequence_length(model) == length

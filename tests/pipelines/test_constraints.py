@@ -536,6 +536,14 @@ def test_a_padded_vocabulary_takes_masks_of_the_tokenizer_s_size(pipe):
     assert not any(completes(sequence, [[5, 6]], [True] * 12) for sequence in lists(out))
 
 
+def test_a_scheduler_may_rule_out_ids_beyond_the_tokenizer(pipe):
+    pipe.model = toy_model(vocab_size=64)
+    suppressed = [*pipe.scheduler.config.suppressed_token_ids, 9]
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, suppressed_token_ids=suppressed)
+    out = pipe(gen_length=10, suppress_tokens=[7], num_texts_per_prompt=20)
+    assert all(set(sequence[1:-1]) <= {SEP, 5, 6} for sequence in lists(out))
+
+
 def test_constraints_hold_with_guidance_and_shaping(pipe):
     mask = random_mask(12)
     out = pipe(

@@ -28,6 +28,23 @@ SEED = 24
 LOOP = {"t_on": 0.6, "t_off": 0.2, "alpha_on": 0.6}
 
 
+@pytest.mark.parametrize("strategy", ["cap", "rescale", "confidence"])
+def test_a_caller_who_fills_what_was_proposed_leaves_the_others_their_time(strategy):
+    """Of two positions one is proposed in the first step and filled: the other is due in any later one alike."""
+    scheduler = ReMDMScheduler(mask_token_id=MASK, vocab_size=8, strategy=strategy, eta=0.0)
+    scheduler.set_timesteps(8)
+    canvas, generator = torch.full((20_000, 2), MASK), seeded(3)
+    positions, before = scheduler.next_positions(canvas, generator)
+    canvas.view(-1)[positions] = EMITTED[0]
+    left = (before == 1) & (canvas == MASK).any(dim=1)
+    positions, times = scheduler.next_positions(canvas, generator)
+    assert set(times[~(canvas == MASK).any(dim=1)].tolist()) == {0.0}
+    later = scheduler.timesteps[1:]
+    assert_follows((times[left, None] * 8).round(), torch.full((7,), 1 / 7), (later[:, None] * 8).round().long())
+    canvas.view(-1)[positions] = EMITTED[0]
+    assert len(scheduler.next_positions(canvas, generator)[0]) == 0
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_remasking_by_nothing_is_ancestral(schedule, steps):

@@ -14,10 +14,15 @@ def start_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """All special tokens, those without a role (`all_special_ids` leaves these out) among them."""
+    return {*tokenizer.all_special_ids, *(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)}
+
+
 def frame_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Special tokens that are no part of a text. The unknown token is one, unless it begins or ends texts as well."""
     words = {tokenizer.unk_token_id} - {terminator_id(tokenizer), start_id(tokenizer)}
-    return set(tokenizer.all_special_ids) - words
+    return special_ids(tokenizer) - words
 
 
 def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
@@ -52,7 +57,7 @@ def token_settings(tokenizer: PreTrainedTokenizerBase) -> dict:
     return {
         "mask_token_id": tokenizer.mask_token_id,
         "vocab_size": len(tokenizer),
-        "suppressed_token_ids": sorted(set(tokenizer.all_special_ids) - sampled),
+        "suppressed_token_ids": sorted(special_ids(tokenizer) - sampled),
     }
 
 

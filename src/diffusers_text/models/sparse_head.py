@@ -64,7 +64,7 @@ def max_sequence_length(model: nn.Module) -> int:
     offsets = [
         module.padding_idx + 1
         for name, module in model.named_modules()
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
     ]
     # Models with relative positions only have no limit and no such entry.
     limit = getattr(model.config, "max_position_embeddings", sys.maxsize)

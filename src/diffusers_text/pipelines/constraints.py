@@ -83,7 +83,7 @@ class TokenConstraints:
     def drawable(self) -> torch.BoolTensor:
         """Which ids may be written somewhere, `[vocab]`."""
         drawable = torch.ones(self.vocab_size, dtype=torch.bool)
-        drawable[[*self.undrawn, *self.suppress_tokens]] = False
+        drawable[[i for i in (*self.undrawn, *self.suppress_tokens) if i < self.vocab_size]] = False
         if self.terminator is not None and self.eos_penalty == torch.inf:
             drawable[self.terminator] = False
         return drawable

@@ -115,10 +115,17 @@ def check_shaping(temperature, top_k, top_p):
         raise ValueError(f"`top_p` must be None or a number in (0, 1], got {top_p!r}.")
 
 
+def rows_at_a_time(device: torch.device, vocab_size: int) -> int:
+    """
+    How many rows of logits [n, vocab] to work on together: 1 MiB in float32 stays in a CPU's cache; an accelerator
+    takes 256 MiB, for few kernels in a bounded share of its memory.
+    """
+    return max(1, (2**18 if device.type == "cpu" else 2**26) // vocab_size)
+
+
 def split_logits(logits: torch.Tensor | Iterable[torch.Tensor], num_rows: int) -> Iterator[tuple[slice, torch.Tensor]]:
     r"""
-    Logits a few rows at a time, with the rows that they are: what is made of them stays in a CPU's cache (1 MiB in
-    float32), or takes a bounded share of an accelerator's memory.
+    Logits [`rows_at_a_time`], with the rows that they are.
 
     Args:
         logits (`torch.Tensor` of shape `[num_rows, vocab]`, or an iterable of its consecutive pieces `[m, vocab]`).
@@ -133,8 +140,7 @@ def split_logits(logits: torch.Tensor | Iterable[torch.Tensor], num_rows: int) -
         logits = [logits]
     start = 0
     for piece in logits:
-        elements = 2**18 if piece.device.type == "cpu" else 2**26
-        for rows in piece.split(max(1, elements // piece.shape[-1])):
+        for rows in piece.split(rows_at_a_time(piece.device, piece.shape[-1])):
             yield slice(start, start + len(rows)), rows
             start += len(rows)
     if start != num_rows:

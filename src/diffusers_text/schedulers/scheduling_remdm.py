@@ -176,11 +176,12 @@ class ReMDMScheduler(AbsorbingStateScheduler):
             self._start(masked)
             self._advance(sample.cpu().clone(), generator)
         check_same_shape(masked, self._owned)
-        overdue = masked.any(dim=1) & ~(self._proposed & masked).any(dim=1)
-        if overdue.any():  # the caller wrote on the canvas
-            self._proposed[overdue] = masked[overdue]
-            self._steps[overdue] = self._steps[overdue].clamp(max=self.num_inference_steps - 1)
         self._proposed &= masked
+        overdue = masked.any(dim=1) & ~self._proposed.any(dim=1)
+        while overdue.any():  # the caller filled what was proposed: a later step, without remasking until then
+            self._steps[overdue] = (self._steps[overdue] + 1).clamp(max=self.num_inference_steps - 1)
+            self._propose(masked & overdue[:, None], generator)
+            overdue &= ~self._proposed.any(dim=1)
         due = self._proposed.any(dim=1)
         self._steps[~due] = self.num_inference_steps  # a row that the caller filled is finished
         row_times = self._noise_times[self._steps] * due
@@ -265,13 +266,15 @@ class ReMDMScheduler(AbsorbingStateScheduler):
             waiting = (self._steps < self.num_inference_steps) & ~self._proposed.any(dim=1)
             if not waiting.any():
                 return
-            masked = (canvas == self.mask_token_id) & self._owned & waiting[:, None]
-            uniforms = draw_uniforms(masked.sum(dim=1).tolist(), generator, "cpu")
-            row = masked.nonzero()[:, 0]
-            self._proposed[masked] = uniforms < self._largest_reveal[self._steps[row]]
+            self._propose((canvas == self.mask_token_id) & self._owned & waiting[:, None], generator)
             idle = waiting & ~self._proposed.any(dim=1)
             canvas[self._draw_remasked(canvas, idle, generator)] = self.mask_token_id
             self._steps[idle] += 1
+
+    def _propose(self, masked, generator):
+        """Draws which of the positions `masked` [batch, seq] the step of their row may reveal: in the last one all."""
+        uniforms = draw_uniforms(masked.sum(dim=1).tolist(), generator, "cpu")
+        self._proposed[masked] = uniforms < self._largest_reveal[self._steps[masked.nonzero()[:, 0]]]
 
     def _draw_remasked(self, canvas, playing, generator):
         """Which revealed positions [batch, seq] of the rows `playing` [batch] are masked again in their step."""
