@@ -59,10 +59,10 @@ def main():
         collate_fn=DataCollatorForTextDiffusion(tokenizer),
         generator=torch.Generator().manual_seed(args.seed),
     )
-    if len(loader) == 0:
-        raise ValueError(f"{args.train_file} makes {len(rows)} rows, fewer than --per_device_train_batch_size.")
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if len(loader) == 0:
+        raise ValueError(f"{args.train_file} makes {len(rows)} rows, fewer than --per_device_train_batch_size needs.")
     lr_schedule = get_linear_schedule_with_warmup(optimizer, args.max_steps // 20, args.max_steps)
     generator = torch.Generator().manual_seed(args.seed + accelerator.process_index)
 

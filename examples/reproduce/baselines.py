@@ -74,7 +74,7 @@ def exact_nats(model: PreTrainedModel, rows: Dataset) -> float:
     for batch in rows.to(model.device).split(32):
         logits = model(input_ids=batch).logits[:, :-1]
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2).float(), batch[:, 1:], reduction="none")
-        nats.append(losses.double().sum().item())
+        nats.append(losses.cpu().double().sum().item())
     return math.fsum(nats) / rows[:, 1:].numel()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 from datasets import Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
 from diffusers_text import load_splits
 
@@ -109,6 +110,23 @@ def test_the_first_thousand_rows_of_a_stream_are_held_out(tmp_path):
     train, validation = load_splits(train_file=write(tmp_path / "a.txt", texts), streaming=True)
     assert texts_of(validation) == texts[:1000]
     assert texts_of(train) == texts[1000:]
+
+
+def test_no_worker_and_no_process_trains_on_what_a_stream_holds_out(tmp_path):
+    """Each of them reads some of the files, and would skip as many rows of these if it skipped by number."""
+    texts = [[f"text {i} of file {j}" for i in range(600)] for j in range(4)]
+    files = [write(tmp_path / f"{j}.txt", part) for j, part in enumerate(texts)]
+    train, validation = load_splits(train_file=files, streaming=True)
+    expected = sorted(text for part in texts for text in part)
+    assert texts_of(validation) == texts[0] + texts[1][:400]
+    for parts in ([train], [train.shard(2, i) for i in range(2)], [DataLoader(train, None, num_workers=2)]):
+        assert sorted(texts_of(validation) + [text for part in parts for text in texts_of(part)]) == expected
+
+
+def test_a_stream_trains_on_no_copy_of_what_it_holds_out(tmp_path):
+    texts = [f"text {i}" for i in range(1001)]
+    train, _ = load_splits(train_file=write(tmp_path / "a.txt", texts * 2), streaming=True)
+    assert texts_of(train) == [texts[1000]] * 2
 
 
 def test_a_stream_too_short_to_hold_anything_out_is_an_error(tmp_path):

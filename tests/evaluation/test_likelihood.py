@@ -77,7 +77,18 @@ def test_figures_follow_from_each_other():
     assert figures["schedule"] == "linear"
     assert figures["estimator"] == "count"
     assert figures["max_length"] == 16
-    assert str(bound).startswith(f"{bound.nats_per_token:.4f} +- {bound.standard_error:.4f} nats per token")
+    assert str(bound) == (
+        f"{bound.nats_per_token:.4f} +- {bound.standard_error:.4f} nats per token, perplexity per token at most"
+        f" {bound.perplexity_per_token:.2f}, per word at most {bound.perplexity_per_word:.2f}"
+        f" (linear, continuous time, {bound.tokens} tokens packed in rows of 16)"
+    )
+
+
+def test_what_is_no_bound_is_called_none():
+    bound = likelihood_bound(pipe_of(), texts_of(30), packing=False, estimator="independent", time_epsilon=0.1)
+    assert "at most" not in str(bound)
+    assert "(linear, continuous time from 0.1: no bound, " in str(bound)
+    assert str(bound).endswith(" tokens a text a row of up to 16)")
 
 
 @pytest.mark.parametrize("packing", [True, False])

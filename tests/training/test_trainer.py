@@ -417,6 +417,13 @@ def test_logits_in_chunks_change_neither_loss_nor_gradients(tmp_path, name, sche
         assert_same_weights(other_gradients, gradients, rtol=1e-6, atol=1e-9)
 
 
+def test_evaluation_in_chunks_takes_no_gradients(tmp_path, monkeypatch):
+    expected = trainer_of(tmp_path).evaluate(ids_dataset([[CLS, 5, 6, SEP]] * 4))["eval_bound"]
+    trainer = trainer_of(tmp_path, head_chunk_size=3)
+    monkeypatch.setattr(torch.autograd, "grad", None)
+    assert trainer.evaluate(ids_dataset([[CLS, 5, 6, SEP]] * 4))["eval_bound"] == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_training_in_chunks_goes_the_same_way(tmp_path, chunk_size, checkpointing):
@@ -985,6 +992,20 @@ def test_counting_is_the_default_where_it_is_possible(tmp_path):
         assert trainer_of(tmp_path, **kwargs).args.mask_sampling == "independent"
     spindle = AbsorbingStateScheduler(**token_settings(toy_tokenizer()), schedule="spindle", token_counts=COUNTS)
     assert trainer_of(tmp_path, scheduler=spindle).args.mask_sampling == "independent"
+
+
+def test_the_spindle_counts_what_is_noised(tmp_path):
+    """What rows are filled with is, what is given and what a row's own mask leaves out is not."""
+    rows = [
+        {"input_ids": [CLS, 5, SEP, 6, 7, SEP], "attention_mask": [1] * 6, "prompt_length": 3},
+        {"input_ids": [CLS, 6, 6, SEP, SEP, SEP], "attention_mask": [1] * 4 + [0] * 2, "prompt_length": 0},
+    ]
+    for fill_rows, terminators in ((False, 2), (True, 8)):
+        trainer = trainer_of(tmp_path, Dataset.from_list(rows), schedule="spindle", fill_rows=fill_rows, max_length=8)
+        assert trainer.pipeline.scheduler.config.token_counts == [0, 0, 0, terminators, 0, 0, 3, 1]
+        batch = trainer.data_collator(rows)
+        noised = batch["labels"][batch["labels"] != -100]
+        assert torch.bincount(noised, minlength=8).tolist() == trainer.pipeline.scheduler.config.token_counts
 
 
 def test_parts_that_do_not_belong_together_are_refused(tmp_path):

@@ -58,6 +58,7 @@ GenLength = Annotated[int | None, typer.Option(help="Tokens of a generated text,
 Seed = Annotated[int, typer.Option(help="Of the generated texts.")]
 Judge = Annotated[str | None, typer.Option(help="Causal language model for the perplexity of texts, gpt2 say.")]
 JudgeFile = Annotated[str | None, typer.Option(help="Name of the judge's GGUF file, where it is one.")]
+JudgeMaxLength = Annotated[int | None, typer.Option(help="Tokens of a text that are judged, all by default.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="File for the figures.")]
 OutputDir = Annotated[Path, typer.Option(help="Folder for figures, plot and texts.")]
 
@@ -87,6 +88,7 @@ def evaluate(
     seed: Seed = 0,
     judge: Judge = None,
     judge_gguf_file: JudgeFile = None,
+    judge_max_length: JudgeMaxLength = None,
     json_file: JsonFile = None,
 ):
     """
@@ -135,8 +137,10 @@ def evaluate(
             figures["generation"] = generation_metrics(generated, references) | sampling_of(pipe, seed, call_args)
             if judge is not None:
                 loaded_judge[0].to(pipe.device)
-                judged = generative_perplexity(generated, *loaded_judge, progress_bar=pipe.progress_bar)
-                figures["generation"]["judge"] = {"model": judge} | judged
+                judged = generative_perplexity(
+                    generated, *loaded_judge, max_length=judge_max_length, progress_bar=pipe.progress_bar
+                )
+                figures["generation"]["judge"] = {"model": judge, "max_length": judge_max_length} | judged
             print(describe_generation(figures["generation"]), flush=True)
     finish(state, json_file, figures, ["bound", "texts"])
 
@@ -278,6 +282,7 @@ def curve(
     seed: Seed = 0,
     judge: Judge = None,
     judge_gguf_file: JudgeFile = None,
+    judge_max_length: JudgeMaxLength = None,
 ):
     """
     Quality against diversity: texts at several temperatures (or top-k, top-p, numbers of steps), their BLEU against
@@ -300,12 +305,14 @@ def curve(
         batch_size=batch_size,
         seed=seed,
         judge=None if judge is None else load_judge(judge, judge_gguf_file),
+        judge_max_length=judge_max_length,
         output_dir=output_dir,
     )
     if state.is_main_process:
         del call_args[parameter]
         corpus = {"dataset": dataset, "config_name": config_name, "split": split, "text_column": text_column}
-        settings = {"pipeline": pipeline, "corpus": corpus, "judge": judge, **sampling_of(pipe, seed, call_args)}
+        judged = {"judge": judge, "judge_max_length": judge_max_length}
+        settings = {"pipeline": pipeline, "corpus": corpus, **judged, **sampling_of(pipe, seed, call_args)}
         save_curve(output_dir, parameter, rows, settings)
         for value in all_values:
             remove_parts(str(output_dir / f"{parameter}-{value}"))

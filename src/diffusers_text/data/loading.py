@@ -1,6 +1,8 @@
 """Datasets from files and from the Hub."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Container, Sequence
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 
@@ -35,7 +37,7 @@ def load_splits(
             .txt (a text a line), .json, .jsonl, .csv, .tsv or .parquet files, or patterns with `*`.
         validation_split_percentage (`int`, defaults to 5):
             Where there is no validation data, this share of the training data from its beginning, as in transformers'
-            scripts; of a stream its first 1,000 rows.
+            scripts; of a stream its first 1,000 rows, of which training sees no copy either.
         streaming (`bool`, defaults to `False`): read while training, without a copy on the disk.
 
     Raises:
@@ -76,9 +78,12 @@ def load_splits(
     if "validation" in splits:
         return train, splits["validation"]
     if streaming:
-        if next(iter(train.skip(1000)), None) is None:
-            raise ValueError("The stream has at most the 1,000 rows that are held out: pass validation data.")
-        return train.skip(1000), train.take(1000)
+        # Not `skip`: workers and processes, of which each reads some of the files, would each skip a part of the rows.
+        held_out = Dataset.from_list([*islice(train, 1000)], features=train.features)
+        train = train.filter(_is_none_of, fn_kwargs={"rows": {_key(row) for row in held_out}})
+        if next(iter(train), None) is None:
+            raise ValueError("The stream has only the 1,000 rows that are held out: pass validation data.")
+        return train, held_out
     held_out = len(train) * validation_split_percentage // 100
     if held_out == 0:
         raise ValueError(
@@ -86,6 +91,14 @@ def load_splits(
             " or pass a `validation_file`."
         )
     return train.select(range(held_out, len(train))), train.select(range(held_out))
+
+
+def _key(row: dict) -> str:
+    return json.dumps(row, sort_keys=True, default=str)
+
+
+def _is_none_of(row: dict, rows: Container[str]) -> bool:
+    return _key(row) not in rows
 
 
 def load_rows(

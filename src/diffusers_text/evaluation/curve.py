@@ -25,6 +25,7 @@ def quality_curve(
     batch_size: int = 32,
     seed: int = 0,
     judge: tuple | None = None,
+    judge_max_length: int | None = None,
 ) -> list[dict]:
     r"""
     Measures of texts for each value of a sampling parameter, all by the same seeds.
@@ -39,7 +40,8 @@ def quality_curve(
             (`temperature-0.5.jsonl`).
         num_texts (`int`, defaults to 1000), gen_length (`int`, *optional*), batch_size (`int`, defaults to 32), seed
             (`int`, defaults to 0): of each value's texts.
-        judge (`tuple`, *optional*): a causal language model and its tokenizer, for [`generative_perplexity`].
+        judge (`tuple`, *optional*), judge_max_length (`int`, *optional*): a causal language model and its tokenizer,
+            and how many tokens of a text it looks at, for [`generative_perplexity`].
 
     Returns:
         `list[dict]`: for each value `parameter`, `value`, [`generation_metrics`] and `judge`; of several processes in
@@ -69,7 +71,9 @@ def quality_curve(
         write_text(Path(f"{resume_file}.jsonl"), "".join(lines))
         row = {"parameter": parameter, "value": value, **generation_metrics(texts, references)}
         if judge is not None:
-            row["judge"] = generative_perplexity(texts, *judge, progress_bar=pipe.progress_bar)
+            row["judge"] = generative_perplexity(
+                texts, *judge, max_length=judge_max_length, progress_bar=pipe.progress_bar
+            )
         rows.append(row)
     return rows
 

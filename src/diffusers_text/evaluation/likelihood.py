@@ -84,11 +84,17 @@ class LikelihoodBound:
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
     def __str__(self):
-        words = "" if self.perplexity_per_word is None else f", per word at most {self.perplexity_per_word:.2f}"
+        at_most = "" if self.time_epsilon else " at most"
+        words = "" if self.perplexity_per_word is None else f", per word{at_most} {self.perplexity_per_word:.2f}"
         time = "continuous time" if self.num_inference_steps is None else f"{self.num_inference_steps} steps"
+        if self.time_epsilon:
+            time += f" from {self.time_epsilon}: no bound"
+        rows = {True: "packed in rows of", False: "a text a row of up to", None: "in rows of up to"}[self.packing]
+        case = ", lower case" if self.lower_case else ""
         return (
-            f"{self.nats_per_token:.4f} +- {self.standard_error:.4f} nats per token, perplexity per token at most"
-            f" {self.perplexity_per_token:.2f}{words} ({self.schedule}, {time}, {self.tokens} tokens)"
+            f"{self.nats_per_token:.4f} +- {self.standard_error:.4f} nats per token, perplexity per token{at_most}"
+            f" {self.perplexity_per_token:.2f}{words} ({self.schedule}, {time}, {self.tokens} tokens {rows}"
+            f" {self.max_length}{case})"
         )
 
 

@@ -58,8 +58,10 @@ class TextDiffusionLM(LM):
         max_batch_size: int | None = None,
     ):
         super().__init__()
-        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
-            device = "cpu"  # the harness asks for "cuda:0" by itself
+        if device is None and torch.accelerator.is_available():
+            device = torch.accelerator.current_accelerator().type
+        elif device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "cpu"  # the harness's command line asks for "cuda:0" by itself
         self.pipe = TextDiffusionPipeline.from_pretrained(pretrained).to(device)
         config = self.pipe.scheduler.config
         certain_first = ConfidenceUnmaskingScheduler.from_config(config, temperature=0.0)

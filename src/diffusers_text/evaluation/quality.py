@@ -150,7 +150,9 @@ def generative_perplexity(
     if not rows:
         raise ValueError(f"None of {len(texts)} texts has a token that the judge could score.")
     if len(rows[0]) > (limit := max_sequence_length(model)):
-        raise ValueError(f"A text has {len(rows[0])} tokens, the judge takes {limit}: set `max_length`.")
+        raise ValueError(
+            f"A text has {len(rows[0])} tokens, the judge takes {limit}: set `max_length` (`--judge-max-length`)."
+        )
     nats, scored = [], 0
     bar_of = progress_bar or (lambda total: tqdm(total=total, disable=True))
     with evaluation_mode(model), bar_of(total=len(rows)) as bar:
@@ -162,7 +164,7 @@ def generative_perplexity(
             inside = torch.arange(width, device=ids.device) < ids.new_tensor([[len(row)] for row in batch])
             logits = model(input_ids=ids, attention_mask=inside.long()).logits[:, :-1].float()
             losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-            nats += (losses * inside[:, 1:]).double().sum(dim=1).tolist()
+            nats += (losses * inside[:, 1:]).cpu().double().sum(dim=1).tolist()
             scored += int(inside[:, 1:].sum())
             bar.update(len(batch))
     mean = math.fsum(nats) / scored

@@ -150,7 +150,7 @@ def pseudo_log_likelihood(pipe, row: dict, batch_size: int) -> float:
             logits = logits_at(pipe.model, positions, input_ids=noisy, **told).float()
             logits[:, pipe.scheduler.mask_token_id] = -torch.inf
             log_p = logits.log_softmax(dim=-1).gather(1, sample[0, part][:, None])
-            total += log_p.double().sum().cpu()
+            total += log_p.cpu().double().sum()
     return total.item()
 
 

@@ -155,6 +155,9 @@ def sum_over_logits(
         results.append(result)
         return loss
 
+    if not torch.is_grad_enabled():
+        pieces = zip(kept[0].split(chunk_size), positions.split(chunk_size))
+        return torch.stack([loss_of(*piece) for piece in pieces]).sum(), results
     parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
     return _LossOfChunks.apply(kept[0], positions, chunk_size, loss_of, *parameters), results
 
@@ -166,9 +169,6 @@ class _LossOfChunks(torch.autograd.Function):
     def forward(ctx, states, positions, chunk_size, loss_of, *parameters):
         total, of_states, of_parameters = states.new_zeros((), dtype=torch.float32), [], [None] * len(parameters)
         for rows, chunk in zip(states.split(chunk_size), positions.split(chunk_size)):
-            if not any(ctx.needs_input_grad):
-                total = total + loss_of(rows, chunk)
-                continue
             with torch.enable_grad():
                 rows = rows.detach().requires_grad_()
                 loss = loss_of(rows, chunk)
@@ -182,7 +182,7 @@ class _LossOfChunks(torch.autograd.Function):
                 elif gradient is not None:
                     of_parameters[i] += gradient
                 del gradient
-        ctx.of_states, ctx.of_parameters = torch.cat(of_states) if of_states else None, of_parameters
+        ctx.of_states, ctx.of_parameters = torch.cat(of_states), of_parameters
         return total
 
     @staticmethod

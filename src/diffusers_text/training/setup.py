@@ -6,7 +6,7 @@ from dataclasses import fields
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, IterableDataset
 
-from ..data.collators import without_padding
+from ..data.collators import filled, without_padding
 from ..data.preparation import prepare_completions, prepare_pairs, prepare_texts
 from ..data.special_tokens import terminator_id, token_settings
 from ..data.token_counts import count_tokens
@@ -69,9 +69,12 @@ def prepare_evaluation(dataset, tokenizer, args):
     return dataset.add_column("copy_number", numbers)
 
 
-def _generated_ids(dataset):
-    """The token ids of rows, without those that are given."""
-    return (row["input_ids"][row.get("prompt_length", 0) :] for row in dataset)
+def _noised_ids(dataset, tokenizer, args):
+    """The token ids of rows as the collator makes them, without those that are given."""
+    rows = (without_padding(row) for row in dataset)
+    if args.fill_rows:
+        rows = (filled(row, args.max_length, terminator_id(tokenizer)) for row in rows)
+    return (row["input_ids"][row.get("prompt_length", 0) :] for row in rows)
 
 
 def check_components(model, tokenizer, scheduler, args):
@@ -154,8 +157,8 @@ def create_scheduler(args, tokenizer, train_dataset, checkpoint: str | None) -> 
         elif train_dataset is None:
             raise ValueError("`schedule='spindle'` needs a `train_dataset` to count tokens on, or a `scheduler`.")
         else:
-            counted = [count_tokens(_generated_ids(train_dataset), tokenizer) if args.process_index == 0 else None]
-            (counts,) = broadcast_object_list(counted)
+            ids = _noised_ids(train_dataset, tokenizer, args)
+            (counts,) = broadcast_object_list([count_tokens(ids, tokenizer) if args.process_index == 0 else None])
         settings["token_counts"] = counts
     return AbsorbingStateScheduler(**settings)
 
