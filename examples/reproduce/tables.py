@@ -48,7 +48,6 @@ DENOISERS = {
     "DiffusionBERT, layer-wise, spindle": {**HYBRID, "time_conditioning": "layerwise", "schedule": "spindle"},
     "DiffusionBERT, prefix, spindle": {**HYBRID, "time_conditioning": "prefix", "schedule": "spindle"},
     "DiffusionBERT, time-agnostic, spindle": {**HYBRID, "schedule": "spindle"},
-    "DiffusionBERT, time-agnostic, spindle, untilted": {**HYBRID, "schedule": "spindle", "tilt": False},
     "MDLM": {**MDLM, "from_scratch": True},
     "MDLM, from BERT": MDLM,
     "defaults of this library": {},
@@ -127,9 +126,13 @@ def spell(ids: list[int], data: Data) -> str:
 
 def quality(args: StudyArguments, texts: list[str], data: Data) -> dict:
     """The measures of texts against at most as many held-out rows, which end at their first terminator as well."""
-    references = [spell(ids[1:], data) for ids in data.test_rows(args.num_texts, 0)["input_ids"]]
-    metrics = generation_metrics(texts, references)
+    metrics = generation_metrics(texts, held_out_texts(args, data, 0))
     return {name: metrics[name] for name in TEXT_FIGURES}
+
+
+def held_out_texts(args: StudyArguments, data: Data, seed: int) -> list[str]:
+    """The beginnings of a seed's test rows."""
+    return [spell(ids[1:], data) for ids in data.test_rows(args.num_texts, seed)["input_ids"]]
 
 
 def measure_seconds(args: StudyArguments, data: Data) -> dict[str, float]:
@@ -188,15 +191,19 @@ def markdown_tables(results: dict) -> str:
                 error = f" ± {row['error']:.3f}" if row["error"] else ""
                 texts = [f"{row['nats']:.3f}{error}"]
                 texts += [f"{row[name]:.1f}" for name in ("perplexity_per_token", "perplexity_per_word")]
-            texts += [f"{row['bleu']:.4f}", f"{row['self_bleu']:.4f}", f"{row['entropy']:.2f}"]
-            texts += [f"{row['length_mean']:.1f}", f"{row['seconds']:.2f}"]
-            lines.append(f"| {row[key]} | " + " | ".join(texts) + " |")
+            lines.append(f"| {row[key]} | {' | '.join(texts)} | {text_columns(row)} | {row['seconds']:.2f} |")
         if key == "name":
             nats = results["token_frequencies"]
             per_token, per_word = math.exp(nats), math.exp(nats * results["tokens_per_word"])
             lines.append(f"| token frequencies | {nats:.3f} | {per_token:.1f} | {per_word:.1f} |" + " |" * 5)
+            lines.append(f"| other held-out text | | | | {text_columns(results['held_out_text'])} | |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
+
+
+def text_columns(row: dict) -> str:
+    """What a row says of texts."""
+    return f"{row['bleu']:.4f} | {row['self_bleu']:.4f} | {row['entropy']:.2f} | {row['length_mean']:.1f}"
 
 
 def draw_plot(path: Path, results: dict):
@@ -246,6 +253,8 @@ def report(args: StudyArguments, data: Data, models: list[dict], steps: list[dic
     seconds, tokens_per_word = measure_seconds(args, data), data.tokens_per_word
     results = {**provenance(), "settings": vars(args), "tokens_per_word": tokens_per_word}
     results["token_frequencies"] = statistics.mean(frequency_nats(args, data, args.seeds))
+    # As many texts of no model, from rows that are neither measured nor references.
+    results["held_out_text"] = quality(args, held_out_texts(args, data, 1), data)
     results["models"] = [
         row | {"seconds": seconds.get(f"{row['name']}: {NUM_STEPS}", seconds.get(row["name"]))}
         for row in mean_rows(models, "name", tokens_per_word)

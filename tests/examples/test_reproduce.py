@@ -109,6 +109,7 @@ def test_tables_start_with_each_preset(stand_in, tmp_path, preset):
     written = (tmp_path / "tables.md").read_text()
     assert written.startswith("| model | nats per token |")
     assert f"| token frequencies | {results['token_frequencies']:.3f} | " in written
+    assert f"| other held-out text | | | | {results['held_out_text']['bleu']:.4f} | " in written
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
