@@ -62,7 +62,8 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     if len(loader) == 0:
-        raise ValueError(f"{args.train_file} makes {len(rows)} rows, fewer than --per_device_train_batch_size needs.")
+        batch = f"{accelerator.num_processes} x --per_device_train_batch_size {args.per_device_train_batch_size}"
+        raise ValueError(f"{args.train_file} makes {len(rows)} rows, fewer than {batch}.")
     lr_schedule = get_linear_schedule_with_warmup(optimizer, args.max_steps // 20, args.max_steps)
     generator = torch.Generator().manual_seed(args.seed + accelerator.process_index)
 

@@ -310,8 +310,8 @@ class SubsPrediction(torch.autograd.Function):
     the most probable token, bool [n].
 
     Forward and backward each pass over the logits [n, vocab] once, [`rows_at_a_time`], and keep nothing of that size
-    beside them; with `overwrite_logits` the gradient takes their place. Half precision ends
-    here: weights of 1 / t are out of its range. `weights` [1 or n, vocab] get no gradient.
+    beside them; with `overwrite_logits` the gradient takes their place. Half precision ends here: weights of 1 / t are
+    out of its range. `weights` [1 or n, vocab] get no gradient.
     """
 
     @staticmethod

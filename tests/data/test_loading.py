@@ -129,6 +129,14 @@ def test_a_stream_trains_on_no_copy_of_what_it_holds_out(tmp_path):
     assert texts_of(train) == [texts[1000]] * 2
 
 
+def test_rows_of_a_stream_that_lack_a_column_are_held_out_as_well(tmp_path):
+    rows = [{"text": f"text {i}"} | ({"note": "odd"} if i % 2 else {}) for i in range(1002)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train, validation = load_splits(train_file=str(tmp_path / "a.jsonl"), streaming=True)
+    assert texts_of(train) == ["text 1000", "text 1001"]
+    assert texts_of(validation) == [f"text {i}" for i in range(1000)]
+
+
 def test_a_stream_too_short_to_hold_anything_out_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="1000|1,000"):
         load_splits(train_file=write(tmp_path / "a.txt"), streaming=True)

@@ -42,7 +42,7 @@ def test_it_learns_and_leaves_a_pipeline(folder):
 
 def test_too_few_rows_are_an_error(folder):
     result = run(folder, "--max_steps", 2, "--per_device_train_batch_size", 64)
-    assert "texts.txt makes 37 rows, fewer than --per_device_train_batch_size needs" in result.stderr
+    assert "texts.txt makes 37 rows, fewer than 1 x --per_device_train_batch_size 64" in result.stderr
 
 
 @pytest.mark.slow
@@ -50,4 +50,4 @@ def test_too_few_rows_for_all_processes_are_an_error_in_place_of_an_endless_loop
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
     result = run(folder, "--max_steps", 2, "--per_device_train_batch_size", 32, launcher=launcher)
     assert result.returncode != 0
-    assert "texts.txt makes 37 rows, fewer than --per_device_train_batch_size needs" in result.stderr
+    assert "texts.txt makes 37 rows, fewer than 2 x --per_device_train_batch_size 32" in result.stderr

@@ -79,11 +79,11 @@ def load_splits(
         return train, splits["validation"]
     if streaming:
         # Not `skip`: workers and processes, of which each reads some of the files, would each skip a part of the rows.
-        held_out = Dataset.from_list([*islice(train, 1000)], features=train.features)
-        train = train.filter(_is_none_of, fn_kwargs={"rows": {_key(row) for row in held_out}})
-        if next(iter(train), None) is None:
+        held_out = [*islice(train, 1000)]
+        others = train.filter(_is_none_of, fn_kwargs={"rows": {_key(row) for row in held_out}})
+        if next(iter(others), None) is None:
             raise ValueError("The stream has only the 1,000 rows that are held out: pass validation data.")
-        return train, held_out
+        return others, Dataset.from_list(held_out, features=train.features)
     held_out = len(train) * validation_split_percentage // 100
     if held_out == 0:
         raise ValueError(

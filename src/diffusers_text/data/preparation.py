@@ -44,8 +44,8 @@ def prepare_texts(
         num_proc (`int`, *optional*): processes that tokenize; a stream has one.
 
     Returns:
-        The dataset with the columns `input_ids` and `length`, cached as `datasets` does. Rows without text
-        are left out, and those longer than `max_length` unless packed; a warning says how many.
+        The dataset with the columns `input_ids` and `length`, cached as `datasets` does. Rows without text are
+        left out, and those longer than `max_length` unless packed; a warning says how many.
 
     Raises:
         ValueError: a missing column, something in it that is no text, or no row left; packed, fewer tokens than one
