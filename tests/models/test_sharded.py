@@ -43,9 +43,9 @@ CODE = """
 def test_sparse_logits_and_gradients_of_a_sharded_model_are_those_of_a_whole_one(tmp_path):
     script = tmp_path / "sharded.py"
     script.write_text(textwrap.dedent(CODE))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29531"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     done = subprocess.run(
-        [*command, str(script), str(Path(__file__).parents[1])], capture_output=True, text=True, timeout=300
+        [*command, str(script), str(Path(__file__).parents[1])], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("equal") == 2

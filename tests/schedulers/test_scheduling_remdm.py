@@ -248,7 +248,6 @@ def test_the_loop_remasks_between_t_on_and_t_off_and_the_others_all_the_time(str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [6, 24])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
@@ -261,5 +260,5 @@ def test_the_loop_remasks_between_t_on_and_t_off_and_the_others_all_the_time(str
         {"strategy": "loop", "eta": 0.3, **LOOP},
     ],
 )
-def test_remdm_laws_hold_for_more_samples(kwargs, schedule, steps, seed):
-    check_remdm_law(seed, steps, {**kwargs, "schedule": schedule}, samples=200_000)
+def test_remdm_laws_hold_for_more_samples(kwargs, schedule, steps):
+    check_remdm_law(24, steps, {**kwargs, "schedule": schedule}, samples=100_000)

@@ -192,7 +192,7 @@ def start(folder, processes=1, **kwargs):
     return started
 
 
-def finish(started, timeout=120):
+def finish(started, timeout=600):
     """Waits for processes; returns their exit codes, None for one that hangs and is killed."""
     deadline = time.monotonic() + timeout
     for process in started:
@@ -210,7 +210,7 @@ def run(folder, processes=1, code=0, **kwargs):
     return folder
 
 
-def wait_for(condition, started=(), timeout=60):
+def wait_for(condition, started=(), timeout=600):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "nothing came"

@@ -192,7 +192,7 @@ def torchrun(folder, **kwargs):
     path.write_text(json.dumps(make_settings(folder, **kwargs)))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1"]
     command += ["--master_port", str(free_port()), str(Path(__file__).with_name("run_training.py")), str(path)]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_under_torchrun_both_workers_stop_after_the_same_step(target, undisturbe
         os.kill(launcher.pid if target == "launcher" else worker, signal.SIGTERM)
         wait_for(lambda: all((tmp_path / f"signalled-{rank}").exists() for rank in ranks))
         (tmp_path / "go").touch()
-        code = launcher.wait(timeout=60)
+        code = launcher.wait(timeout=600)
     finally:
         launcher.kill()
         launcher.wait()
@@ -215,7 +215,7 @@ def test_under_torchrun_both_workers_stop_after_the_same_step(target, undisturbe
     assert checkpoints(tmp_path) == [8]
     assert [max(steps(tmp_path, rank)) for rank in (0, 1)] == [8, 8]
     launcher = torchrun(tmp_path, model=DROPOUT, resume_from_checkpoint=True, **arguments)
-    assert launcher.wait(timeout=120) == 0, screen(tmp_path)
+    assert launcher.wait(timeout=600) == 0, screen(tmp_path)
     same_outcome(tmp_path, undisturbed(2, **arguments), 2)
 
 
@@ -230,7 +230,7 @@ def test_the_example_stops_on_sigterm_and_says_how_to_go_on(example_inputs):
     try:
         wait_for((example_inputs / "run" / "checkpoint-5").exists)
         example.terminate()
-        said = example.communicate(timeout=60)[1].decode()
+        said = example.communicate(timeout=600)[1].decode()
     finally:
         example.kill()
     assert example.returncode == 0, said[-2000:]

@@ -61,15 +61,17 @@ class Canvas:
         if padding not in suppressed:
             padding = suppressed[0] if suppressed else next(i for i in range(3) if i not in meaningful)
         lengths = [len(text) for text in texts]
-        sample = torch.full((len(texts), max(lengths) + 1), padding)
-        is_generated = torch.zeros(sample.shape, dtype=torch.bool)
-        token_type_ids = None if types[0] is None else torch.full(sample.shape, tokenizer.pad_token_type_id)
-        for i, (text, columns, own) in enumerate(zip(texts, generated, types, strict=True)):
-            sample[i, : len(text)] = torch.tensor(text)
-            is_generated[i, list(columns)] = True
-            if own is not None:
-                token_type_ids[i, : len(text)] = torch.tensor(own)
-        inside = torch.arange(sample.shape[1]) < torch.tensor(lengths)[:, None]
+        width = max(lengths) + 1
+
+        def padded(rows: list[list[int]], value: int) -> torch.LongTensor:
+            return torch.tensor([row + [value] * (width - len(row)) for row in rows])
+
+        sample = padded(texts, padding)
+        token_type_ids = None if types[0] is None else padded(types, tokenizer.pad_token_type_id)
+        columns = torch.arange(width)
+        first, end = (torch.tensor(bounds)[:, None] for bounds in zip(*((new.start, new.stop) for new in generated)))
+        is_generated = (columns >= first) & (columns < end)
+        inside = columns < torch.tensor(lengths)[:, None]
         given = inside & ~torch.isin(sample, torch.tensor(sorted(frame_ids(tokenizer))))
         ids = (tokenizer.mask_token_id, terminator_id(tokenizer), start_id(tokenizer))
         return cls(sample, lengths, is_generated, given, token_type_ids, starts, *ids, in_blocks)

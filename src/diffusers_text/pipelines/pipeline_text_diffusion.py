@@ -330,13 +330,14 @@ class TextDiffusionPipeline(DiffusionPipeline):
         tokenizer = self.tokenizer
         closing = (tokenizer.sep_token_id, tokenizer.eos_token_id)
         ends = [len(row.ids) - (bool(row.ids) and row.ids[-1] in closing) for row in rows]
-        masks = [tokenizer.mask_token_id] * (gen_length or 0)
+        mask = tokenizer.mask_token_id
+        masks = [mask] * (gen_length or 0)
         texts = [row.ids[:end] + masks + row.ids[end:] for row, end in zip(rows, ends, strict=True)]
         types = [
             row.token_type_ids and row.token_type_ids[:end] + row.token_type_ids[-1:] * (len(text) - end)
             for row, end, text in zip(rows, ends, texts, strict=True)
         ]
-        finished = sum(tokenizer.mask_token_id not in text for text in texts)
+        finished = sum(mask not in text for text in texts)
         if finished:
             logger.warning(
                 f"{finished} of {len(texts)} texts have no {tokenizer.mask_token} to fill and are returned as they"
