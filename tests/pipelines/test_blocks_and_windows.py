@@ -79,16 +79,15 @@ def test_each_block_is_a_reverse_process_of_its_own(kind, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
 @pytest.mark.parametrize("kind", ["linear", "spindle"])
-def test_block_laws_hold_for_other_models_at_two_hundred_thousand_samples(kind, seed):
-    model = toy_model(seed)
+def test_block_laws_hold_for_another_model_at_a_hundred_thousand_samples(kind):
+    model = toy_model(2)
     for steps, block_length in ((1, 2), (4, 2), (None, 2), (2, 1)):
         out = build(kind, model)(
             gen_length=3,
             block_length=block_length,
             num_inference_steps=steps,
-            num_texts_per_prompt=200_000,
+            num_texts_per_prompt=100_000,
             generator=seeded(),
             output_type="seq",
         )

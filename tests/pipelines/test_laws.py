@@ -195,7 +195,6 @@ def test_sentence_mean_follows_its_law(steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
 @pytest.mark.parametrize("steps", [2, 7, None])
 @pytest.mark.parametrize(
     ("kwargs", "law_kwargs"),
@@ -207,7 +206,7 @@ def test_sentence_mean_follows_its_law(steps):
         ({**SPINDLE, "spindle_lambda": 1.0}, {"spindle_lambda": 1.0}),
     ],
 )
-def test_laws_hold_for_other_models_at_half_a_million_samples(kwargs, law_kwargs, steps, seed):
-    model = toy_model(seed)
+def test_laws_hold_for_another_model_at_two_hundred_thousand_samples(kwargs, law_kwargs, steps):
+    model = toy_model(2)
     law = exact_law(model, steps or 3000, kwargs["schedule"], midpoint=steps is None, **law_kwargs)
-    assert_canvases_follow(sample_frequencies(model, kwargs, samples=500_000, num_inference_steps=steps), law)
+    assert_canvases_follow(sample_frequencies(model, kwargs, samples=200_000, num_inference_steps=steps), law)
