@@ -41,7 +41,7 @@ DISTINCT = [*sorted(set(texts(40)))[:20], LONG]
 def skip_unless_cpus_resume(processes):
     if processes > 1 and Version(transformers.__version__) < Version("5.24"):
         pytest.skip(
-            "transformers 5.4 loads the optimizer of several processes to 'cpu:0', a place torch does not know"
+            "transformers before 5.24 loads the optimizer of several processes to 'cpu:0', a place torch does not know"
         )
 
 
